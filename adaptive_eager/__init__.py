@@ -1,0 +1,35 @@
+"""adaptive-eager: a `neuron` device for PyTorch made of nothing but Python.
+
+    import torch
+    from adaptive_eager import neuron_eager
+
+    with neuron_eager() as session:
+        x = torch.randn(1000, 1000)
+        y = torch.softmax(x * 2 + 1, dim=-1)
+        print(y.sum().item())
+    print(session.stats)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from adaptive_eager.session import Session, neuron_eager
+    from adaptive_eager.stats import Stats
+
+__version__ = "0.1.0"
+__all__ = ["Session", "Stats", "__version__", "neuron_eager"]
+
+
+def __getattr__(name: str) -> Any:
+    """The public names, imported when first used: `import torch` loads this package for its autoload entry."""
+    if name in ("neuron_eager", "Session"):
+        from adaptive_eager import session
+
+        return getattr(session, name)
+    if name == "Stats":
+        from adaptive_eager.stats import Stats
+
+        return Stats
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,78 @@
+"""Errors and source lines of backward passes (Note [Errors in backward] in tensor.py)."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import time
+from typing import Any
+
+import torch
+
+from adaptive_eager import source
+
+STASH: list[BaseException] = []
+"""Errors raised inside running graph tasks, oldest first."""
+
+_used = False
+
+
+class Poison:
+    """What dispatch returns in place of a tensor, so that C++ raises instead of Python."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __repr__(self) -> str:
+        return f"<{type(self.error).__name__}: {self.error}>"
+
+
+def stash(error: BaseException) -> Poison:
+    """Keep an error for the caller of backward."""
+    STASH.append(error.with_traceback(None))
+    return Poison(error)
+
+
+def _wrap(run: Any) -> Any:
+    @functools.wraps(run)
+    def engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+        global _used
+        _used = True
+        before, source.backward_site = source.backward_site, source.user_site()
+        try:
+            return run(*args, **kwargs)
+        except RuntimeError as e:
+            if STASH:
+                error = STASH.pop(0)
+                STASH.clear()
+                raise error from (None if isinstance(error, Exception) else e)
+            raise
+        finally:
+            source.backward_site = before
+
+    engine_run_backward._adaptive_eager = True  # type: ignore[attr-defined]
+    return engine_run_backward
+
+
+def install() -> None:
+    """Wrap the one function through which Python starts a backward pass. Idempotent."""
+    import torch.autograd.graph as graph
+
+    if getattr(graph._engine_run_backward, "_adaptive_eager", False):
+        return
+    wrapped = _wrap(graph._engine_run_backward)
+    graph._engine_run_backward = wrapped
+    torch.autograd._engine_run_backward = wrapped
+    atexit.register(_settle)
+
+
+def _settle() -> None:
+    """Let the autograd threads finish with the interpreter before it ends: without this, exit after backward aborts
+    now and then."""
+    if _used:
+        x = torch.zeros(1, requires_grad=True)
+        x.sum().backward()
+        time.sleep(0.01)
+
+
+install()

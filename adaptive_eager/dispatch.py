@@ -1,0 +1,70 @@
+"""What each kind of aten op becomes: a view, a recorded node, an immediate run, or a handler of its own.
+
+The kind is read off the op's schema and tags once and kept by id. `HANDLERS` holds the exceptions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from adaptive_eager import fallback, views
+from adaptive_eager.ops.special import HANDLERS
+from adaptive_eager.record import TAPE
+from adaptive_eager.tensor import NeuronTensor
+
+Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+_KINDS: dict[int, Handler] = {}
+_KEEP: list[Any] = []
+"""Overloads whose ids are keys somewhere: an id is only unique while its object lives."""
+
+
+def slow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Handle an op that the inlined path did not."""
+    handler = _KINDS.get(id(func))
+    if handler is None:
+        handler = _KINDS[id(func)] = classify(func)
+        _KEEP.append(func)
+    return handler(func, args, kwargs)
+
+
+def classify(func: Any) -> Handler:
+    """The handler of an op, by its name, tags and schema.
+
+    An op whose returns alias its arguments without writing is a view; one whose output shape or host result depends
+    on values runs at once; all others are recorded.
+    """
+    special = HANDLERS.get(str(func))
+    if special is not None:
+        return special
+    tags = func.tags
+    if torch.Tag.inplace_view in tags:
+        return views.inplace_view
+    if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
+        return fallback.immediate
+    schema = func._schema
+    if any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns):
+        return views.view
+    if any("Tensor" not in str(r.type) for r in schema.returns):
+        return fallback.immediate
+    return node
+
+
+def node(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record; where output metadata cannot be known beforehand, run at once."""
+    device = kwargs.get("device")
+    if device is not None and torch.device(device).type != "neuron":
+        return fallback.immediate(func, args, kwargs)
+    out = kwargs.get("out")
+    if out is not None or func._schema.is_mutable and any(a.is_out for a in func._schema.arguments):
+        return fallback.out_variant(func, args, kwargs)
+    result = TAPE.record(func, args, kwargs)
+    if result is NotImplemented:
+        return fallback.immediate(func, args, kwargs)
+    return result
+
+
+__all__ = ["NeuronTensor", "slow"]

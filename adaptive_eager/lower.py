@@ -1,0 +1,259 @@
+"""From an aten call to its recipe: what it makes, what it writes, and its loop form where it has one.
+
+A recipe is made once for an op on given metas and literal arguments. PyTorch's own meta kernel is run then: it
+says what comes out and raises PyTorch's error for a bad call, at the user's line, before anything is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from adaptive_eager.kernels.build import Builder, Val
+from adaptive_eager.meta import Meta, meta_of, on_meta_device
+from adaptive_eager.tape import Recipe, S, T
+
+Build = Callable[[Builder, "list[Val | None]", "list[Val]"], "list[Val]"]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexMap:
+    """Where an operand lies in an iteration space: offset and strides over its dims, in elements.
+
+    level: "e" one element for each point, "r" one for each row, "c" one for each column and "f" a single one, both
+    known after all rows.
+    """
+
+    level: str
+    offset: int
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Body:
+    """An op's loop form.
+
+    kind: "map" pointwise; "row" reduces the last dim; "col" reduces all but the last; "all" reduces everything.
+    dims: the iteration space, without size-1 dims except a reduction's last. ins: a map for each tensor operand, None where
+    its old values are not read. stores: (index of a new buffer, or ~operand for a write in place, map). build: traces
+    the arithmetic: values of `ins` and scalars in, values of `stores` out. sizes: plan-time numbers handed to build as
+    further scalars.
+    """
+
+    kind: str
+    dims: tuple[int, ...]
+    ins: tuple[IndexMap | None, ...]
+    stores: tuple[tuple[int, IndexMap], ...]
+    build: Build
+    sizes: tuple[int, ...] = ()
+    guard: tuple[int, Callable[[torch.Tensor], BaseException]] | None = None
+    """(operand, error of its host values): build returns one more value, a count of faults in the operand, as i64 at
+    finish level; when it is not 0 the launch raises."""
+
+
+class Call:
+    """A call taken apart: its recipe key, its tensors and its run-time scalars."""
+
+    __slots__ = ("args", "func", "key", "kwargs", "literal", "scalars", "tensors")
+
+    def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.func = func
+        self.args, self.kwargs = args, kwargs
+        self.tensors: list[Any] = []
+        self.scalars: list[float] = []
+        f = id(func)
+        self.literal = f not in RUNTIME_INTS
+        encode = self.encode if f not in LITERAL_NUMBERS else self.encode_literal
+        parts = [f, *map(encode, args)]
+        if kwargs:
+            for k, v in kwargs.items():
+                if v is not None:
+                    parts += (k, encode(v))
+        if f in SEEDED or f not in SEEN and seen(func):
+            from adaptive_eager.random import GENERATOR
+
+            self.scalars.extend(GENERATOR.draw())
+        self.key = tuple(parts)
+
+    def encode(self, a: Any) -> Any:
+        kind = type(a)
+        if kind is NeuronTensor:
+            self.tensors.append(a)
+            return a._meta
+        if kind is float:
+            self.scalars.append(a)
+            return float
+        if kind is int:
+            if self.literal or not -(1 << 63) <= a < 1 << 63:
+                return (int, a)
+            self.scalars.append(a)
+            return int
+        if a is None or kind is str:
+            return a
+        if kind is list or kind is tuple or kind is torch.Size:
+            return ("[", *map(self.encode, a))
+        if isinstance(a, torch.Tensor):
+            t = bring(self.func, a)
+            self.tensors.append(t)
+            return t._meta
+        if kind is complex:
+            return (complex, repr(a))
+        if kind is torch.Generator:
+            return (id(a), object())
+        return (kind, a)
+
+    def encode_literal(self, a: Any) -> Any:
+        return (float, a.hex()) if type(a) is float else self.encode(a)
+
+
+RUNTIME_INTS: set[int] = set()
+"""ids of ops whose int arguments are numbers to compute with, not dims or sizes."""
+LITERAL_NUMBERS: set[int] = set()
+"""ids of ops whose loop form depends on a number's value (pow with exponent 2)."""
+NATIVE: dict[int, Callable[[Recipe, tuple[torch.Tensor, ...], Any], Body | None]] = {}
+"""Loop form of an op by id: (recipe, its inputs as meta tensors, its result as meta tensors) → Body or None."""
+LIBRARY: dict[int, Any] = {}
+"""Ops run by a library kernel that torch ships, by id: its out= overload, or None where the result's memory is adopted."""
+SEEDED: set[int] = set()
+"""ids of ops that draw random numbers."""
+SEEN: set[int] = set()
+KEEP: list[Any] = []
+"""Overloads whose ids stand in the tables above."""
+
+
+def seen(func: Any) -> bool:
+    """Note an op's first call; whether it draws random numbers."""
+    KEEP.append(func)
+    SEEN.add(id(func))
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        SEEDED.add(id(func))
+        return True
+    return False
+
+
+def bring(func: Any, a: torch.Tensor) -> Any:
+    """A CPU tensor among the arguments: 0-dim ones and CPU indices are copied to the device, others are PyTorch's error."""
+    from adaptive_eager.fallback import CPU_ARGUMENTS_OK
+    from adaptive_eager.record import device_mismatch, upload
+
+    if type(a) is not torch.Tensor and type(a) is not torch.nn.Parameter or a.layout is not torch.strided:
+        raise Unsupported
+    if a.device.type == "cpu" and (a.dim() == 0 or str(func) in CPU_ARGUMENTS_OK):
+        return upload(a)
+    device_mismatch(a)
+
+
+class Unsupported(Exception):  # noqa: N818
+    """The call cannot be recorded; it runs at once instead."""
+
+
+def template(a: Any, at: list[int], literal: bool, numbers_literal: bool) -> Any:
+    """An argument with placeholders for tensors and run-time scalars, numbered as `Call.encode` meets them."""
+    kind = type(a)
+    if isinstance(a, torch.Tensor):
+        at[0] += 1
+        return T(at[0] - 1)
+    if (kind is float and not numbers_literal) or (kind is int and not literal and -(1 << 63) <= a < 1 << 63):
+        at[1] += 1
+        return S(at[1] - 1)
+    if kind is list or kind is tuple or kind is torch.Size:
+        items = [template(x, at, literal, numbers_literal) for x in a]
+        return items if kind is list else tuple(items)
+    return a
+
+
+def fill(a: Any, tensors: Any, scalars: Any) -> Any:
+    """The inverse of `template`."""
+    kind = type(a)
+    if kind is T:
+        return tensors[a.i]
+    if kind is S:
+        return scalars[a.i]
+    if kind is list:
+        return [fill(x, tensors, scalars) for x in a]
+    if kind is tuple:
+        return tuple([fill(x, tensors, scalars) for x in a])
+    return a
+
+
+def make_recipe(call: Call) -> Recipe | None:
+    """The recipe of a call, or None where its result can't be foreseen.
+
+    Raises:
+        Exception: PyTorch's own, for bad input to an op with a loop form.
+    """
+    func = call.func
+    f = id(func)
+    native = NATIVE.get(f)
+    at = [0, 0]
+    literal, numbers = call.literal, f in LITERAL_NUMBERS
+    r = Recipe()
+    r.func, r.name = func, str(func).removeprefix("aten.").rsplit(".", 1)[0]
+    r.args = tuple([template(a, at, literal, numbers) for a in call.args])
+    r.kwargs = {k: template(v, at, literal, numbers) for k, v in call.kwargs.items() if v is not None}
+    r.ins = tuple([t._meta for t in call.tensors])
+    r.scalar_types = tuple(map(type, call.scalars))
+    metas = tuple([on_meta_device(t._meta, t._buf.nbytes) for t in call.tensors])
+    kwargs = fill(list(r.kwargs.values()), metas, call.scalars)
+    named = dict(zip(r.kwargs, kwargs, strict=True))
+    if "device" in named:
+        named["device"] = torch.device("meta")
+    if isinstance(named.get("generator"), torch.Generator):
+        return None
+    try:
+        result = func(*fill(list(r.args), metas, call.scalars), **named)
+    except Exception:
+        if native is not None:
+            raise
+        return None
+    if not _describe(r, result, metas):
+        return None
+    library = f in LIBRARY
+    r.body = None
+    many = result if isinstance(result, (tuple, list)) else (result,)
+    if native is not None and all(m.numel for m in (*r.ins, *r.outs)):
+        r.body = native(r, metas, many)
+    r.native = r.body is not None or library or not any(m.numel for m in (*r.outs, *[r.ins[k] for k in r.writes]))
+    return r
+
+
+def _describe(r: Recipe, result: Any, metas: tuple[torch.Tensor, ...]) -> bool:
+    """Fill in outs, writes and returns from the schema and what the meta kernel returned."""
+    schema = r.func._schema
+    position = {id(t): k for k, t in enumerate(metas)}
+    r.single = not isinstance(result, (tuple, list))
+    written: list[int] = []
+    names = [a.name for a in schema.arguments]
+    for k, a in enumerate(schema.arguments):
+        if a.alias_info is not None and a.alias_info.is_write:
+            value = r.args[k] if k < len(r.args) else r.kwargs.get(names[k])
+            written += [v.i for v in (value if isinstance(value, list) else [value]) if isinstance(v, T)]
+    r.writes = tuple(written)
+    outs: list[Meta] = []
+    returns: list[int | None] = []
+    for value in [result] if r.single else result:
+        if value is None:
+            returns.append(None)
+        elif not isinstance(value, torch.Tensor):
+            return False
+        elif id(value) in position:
+            returns.append(~position[id(value)])
+        else:
+            if value.layout is not torch.strided or value.device.type != "meta":
+                return False
+            m = meta_of(value)
+            if m.offset:
+                return False
+            returns.append(len(outs))
+            outs.append(m)
+    for k in r.writes:
+        if metas[k].shape != r.ins[k].shape or meta_of(metas[k]) is not r.ins[k]:
+            return False
+    r.outs, r.returns = tuple(outs), tuple(returns)
+    return True
+
+
+from adaptive_eager.tensor import NeuronTensor  # noqa: E402

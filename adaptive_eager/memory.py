@@ -1,0 +1,124 @@
+"""Device memory as the torch layer sees it: buffers, and host views of them for library kernels.
+
+Note [A view never owns bytes]
+A tensor is (buffer, meta). A buffer owns one block of HBM, or none yet: its result is still pending, or nobody
+has written to it. Views share the buffer and differ in their meta alone, so two views of one base cannot disagree about
+its contents or its order of writes.
+
+Note [Adopted memory]
+A library kernel without an `out=` form allocates its own result. We keep that memory where it is and give the buffer a
+range of HBM addresses of the same size, so that capacity and statistics are right and nothing is copied.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import torch
+
+from adaptive_eager.device_sim.hbm import HBM, Block, OutOfHBM
+from adaptive_eager.device_sim.spec import TRN2, ChipSpec
+from adaptive_eager.meta import Meta
+
+
+class Buffer:
+    """The storage of a tensor and of all its views.
+
+    block: its HBM, None while it holds nothing. owner: the torch storage of adopted memory. nbytes: size of the storage.
+    seg, slot: where the open segment knows it (see tape). error: why its contents will never exist.
+    """
+
+    __slots__ = ("block", "error", "nbytes", "owner", "seg", "slot")
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.block: Block | None = None
+        self.owner: torch.UntypedStorage | None = None
+        self.seg: Any = None
+        self.slot = 0
+        self.error: BaseException | None = None
+
+
+class DeviceMemory:
+    """HBM of the simulated chip, with one torch storage over the whole arena."""
+
+    def __init__(self, spec: ChipSpec) -> None:
+        self.spec = spec
+        self.hbm = HBM(spec.hbm_bytes)
+        self._arena = torch.frombuffer(self.hbm.buffer, dtype=torch.uint8).untyped_storage()
+
+    def stats(self) -> dict[str, int]:
+        """Allocator counters under PyTorch's names."""
+        return self.hbm.stats()
+
+    def allocate(self, buffer: Buffer) -> int:
+        """Give the buffer HBM and return its address.
+
+        Raises:
+            torch.OutOfMemoryError: when no free range is large enough.
+        """
+        try:
+            block = self.hbm.alloc(buffer.nbytes)
+        except OutOfHBM as e:
+            raise torch.OutOfMemoryError(self._oom_text(e)) from None
+        buffer.block = block
+        return block.address
+
+    def _oom_text(self, e: OutOfHBM) -> str:
+        mib = 1024 * 1024
+        return (
+            f"neuron:0 out of memory. Tried to allocate {e.asked / mib:.2f} MiB. {self.spec.name} has "
+            f"{e.capacity / mib:.2f} MiB of HBM: {e.held / mib:.2f} MiB are held by tensors, {e.free / mib:.2f} MiB are free, "
+            f"the largest free range is {e.largest / mib:.2f} MiB. Free tensors, or lower the batch size."
+        )
+
+    def adopt(self, buffer: Buffer, t: torch.Tensor) -> None:
+        """Let the buffer own the memory of a CPU tensor (Note [Adopted memory])."""
+        storage = t.untyped_storage()
+        try:
+            block = self.hbm.adopt(buffer.nbytes)
+        except OutOfHBM as e:
+            raise torch.OutOfMemoryError(self._oom_text(e)) from None
+        block.address = storage.data_ptr()
+        buffer.block, buffer.owner = block, storage
+
+    def host(self, buffer: Buffer, m: Meta) -> torch.Tensor:
+        """A CPU tensor over the buffer's memory with the given metadata: shares bytes, copies nothing."""
+        block = buffer.block
+        assert block is not None
+        if buffer.owner is not None:
+            return torch.empty(0, dtype=m.dtype, device="cpu").set_(buffer.owner, m.offset, m.shape, m.stride)
+        first = block.offset // m.itemsize + m.offset
+        return torch.empty(0, dtype=m.dtype, device="cpu").set_(self._arena, first, m.shape, m.stride)
+
+
+    def owns(self, t: torch.Tensor) -> bool:
+        """Whether a CPU tensor's storage is the arena."""
+        return t.numel() > 0 and t.untyped_storage().data_ptr() == self._arena.data_ptr()
+
+
+_MEMORY: DeviceMemory | None = None
+_LOCK = threading.Lock()
+
+
+def memory() -> DeviceMemory:
+    """The device's memory, made when first asked for."""
+    global _MEMORY
+    if _MEMORY is None:
+        with _LOCK:
+            if _MEMORY is None:
+                _MEMORY = DeviceMemory(_spec_from_environment())
+    return _MEMORY
+
+
+def _spec_from_environment() -> ChipSpec:
+    """TRN2, or TRN2 with `ADAPTIVE_EAGER_HBM_BYTES` of HBM."""
+    text = os.environ.get("ADAPTIVE_EAGER_HBM_BYTES")
+    return TRN2.replace(hbm_bytes=int(text)) if text else TRN2
+
+
+def host_copy(t: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor's own copy with fresh storage and the same strides."""
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu").copy_(t)

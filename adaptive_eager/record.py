@@ -1,0 +1,272 @@
+"""Recording: from an aten call to a trie node and fresh, empty buffers. The hot path is `tensor.NeuronTensor`'s
+dispatch; what it does not know comes here.
+
+Cost of the generic recorder is some microseconds an op; of a first sighting, tens (a meta-kernel run, once per op and metas).
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from typing import Any, NoReturn
+
+import torch
+
+from adaptive_eager import lower
+from adaptive_eager.memory import Buffer, memory
+from adaptive_eager.meta import Meta, meta, row_major
+from adaptive_eager.runtime import Runtime
+from adaptive_eager.source import user_site
+from adaptive_eager.stats import COUNTERS
+from adaptive_eager.tape import Limits, Node, Recipe, Segment, span_bytes
+from adaptive_eager.tensor import FAST, NeuronTensor, wrap
+
+MAX_RECIPES = 50_000
+"""Recipes and trie nodes are dropped together past this many: a bound on a program that never repeats itself."""
+
+
+class Tape:
+    """The device's tape. One for all threads: backward runs on another thread than its caller."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.limits = Limits()
+        self.roots: dict[Limits, Node] = {}
+        self.recipes: dict[Any, Recipe] = {}
+        self.nodes = 0
+        self.anchor: Any = None
+        self.runtime = Runtime()
+        self.listeners: list[Any] = []
+        self.seg = Segment(self._root())
+
+    def _root(self) -> Node:
+        return self.roots.setdefault(self.limits, Node())
+
+    # -- cuts ---------------------------------------------------------------------------------
+
+    def cut(self, cause: str) -> None:
+        """End the segment and queue it. What it made is pending until `runtime.drain`."""
+        with self.lock:
+            seg = self.seg
+            if seg.node.parent is None:
+                if seg.ext:
+                    self.seg = Segment(self._root())
+                return
+            seg.close(cause, user_site())
+            self.seg = Segment(self._root())
+            COUNTERS.cut(cause, seg.node.depth)
+            for listen in self.listeners:
+                listen(seg)
+            self.runtime.submit(seg)
+
+    def synchronize(self, cause: str) -> None:
+        """Run everything recorded so far, on this thread, and raise the earliest pending error."""
+        self.cut(cause)
+        self.runtime.drain()
+        self.runtime.raise_pending()
+
+    def value(self, buffer: Buffer, cause: str) -> None:
+        """Make sure the buffer's contents exist, because somebody wants to look at them."""
+        self.synchronize(cause)
+        if buffer.block is None:
+            if buffer.error is not None:
+                raise buffer.error
+            memory().allocate(buffer)
+
+    def set_limits(self, limits: Limits) -> None:
+        """Change mode or budget; ends the current segment."""
+        with self.lock:
+            if limits != self.limits:
+                self.cut("mode")
+                self.limits = limits
+                self.seg = Segment(self._root())
+
+    def after_full(self, seg: Segment, node: Node) -> None:
+        """A node past a limit: cut where the rules say so (Note [Cuts by content]). Lock held."""
+        limits = self.limits
+        if limits.mode != "adaptive":
+            self.cut(limits.mode)
+            if limits.mode == "blocking":
+                self.runtime.drain()
+                self.runtime.raise_pending()
+            else:
+                self.runtime.wake()
+            return
+        if node.depth < seg.next_check:
+            return
+        here = node.recipe
+        over = node.depth > 4 * limits.ops or (node.bytes > limits.bytes and self._held(seg) > limits.bytes)
+        if node.bytes > limits.bytes and not over:
+            seg.next_check = node.depth + max(8, node.depth // 8)
+        if over or (node.depth >= limits.ops and here is self.anchor):
+            self.anchor = here
+            self.cut("length" if node.depth >= limits.ops else "bytes")
+            self.runtime.wake()
+
+    def _held(self, seg: Segment) -> int:
+        """Bytes that the segment's live results and the inputs it alone keeps alive amount to."""
+        import sys
+
+        rc = sys.getrefcount
+        pending = sum([b.nbytes for b in seg.bufs if rc(b) > 3])
+        return pending + sum([b.nbytes for b in seg.ext if rc(b) == 3])
+
+    # -- recording ----------------------------------------------------------------------------
+
+    def slot(self, buffer: Buffer) -> int:
+        """The buffer's slot in the open segment; gives it one at first touch. Lock held."""
+        seg = self.seg
+        if buffer.seg is not seg:
+            seg.ext.append(buffer)
+            buffer.slot = ~(len(seg.ext) - 1)
+            buffer.seg = seg
+        return buffer.slot
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record any op with known output metadata; the result tensors are pending.
+
+        Raises what PyTorch raises for a bad call, before anything is recorded.
+        """
+        try:
+            call = lower.Call(func, args, kwargs)
+        except lower.Unsupported:
+            return NotImplemented
+        with self.lock:
+            recipe = self.recipes.get(call.key)
+            if recipe is None:
+                recipe = lower.make_recipe(call)
+                if recipe is None:
+                    return NotImplemented
+                if len(self.recipes) > MAX_RECIPES:
+                    self.forget()
+                self.recipes[call.key] = recipe
+            return self.append(recipe, call)
+
+    def append(self, recipe: Recipe, call: lower.Call) -> Any:
+        """Walk one edge of the trie. Lock held."""
+        seg = self.seg
+        try:
+            ins = tuple([self.slot(t._buf) for t in call.tensors])
+            at = seg.node
+            node = at.next.get((id(recipe), ins))
+            if node is None:
+                node = self.grow(seg, recipe, ins, call)
+            fresh = [Buffer(span_bytes(m)) for m in recipe.outs]
+            slot = at.nbufs
+            for b in fresh:
+                b.seg, b.slot = seg, slot
+                slot += 1
+            tensors = [wrap(b, m) for b, m in zip(fresh, recipe.outs, strict=True)]
+            seg.scalars.extend(call.scalars)
+            seg.node = node
+            seg.bufs.extend(fresh)
+        except BaseException:
+            seg.repair()
+            raise
+        fresh = b = None
+        result: Any
+        if recipe.single:
+            k = recipe.returns[0]
+            result = None if k is None else tensors[k] if k >= 0 else call.tensors[~k]
+        else:
+            result = tuple([None if k is None else tensors[k] if k >= 0 else call.tensors[~k] for k in recipe.returns])
+        if node.full:
+            self.after_full(seg, node)
+        return result
+
+    def grow(self, seg: Segment, recipe: Recipe, ins: tuple[int, ...], call: lower.Call) -> Node:
+        """Make the trie node after the current one."""
+        at = seg.node
+        node = Node()
+        node.parent, node.recipe, node.ins = at, recipe, ins
+        node.depth = at.depth + 1
+        node.nbufs = at.nbufs + len(recipe.outs)
+        node.scalar0 = at.nscalars
+        node.nscalars = at.nscalars + len(call.scalars)
+        node.bytes = at.bytes + sum(map(span_bytes, recipe.outs))
+        node.bytes += sum(span_bytes(recipe.ins[k]) for k, s in enumerate(ins) if s < 0)
+        wrote = {~ins[k] for k in recipe.writes if ins[k] < 0}
+        node.written = tuple(sorted({*at.written, *wrote})) if wrote else at.written
+        node.inplace = bool(recipe.writes)
+        if recipe.single and recipe.returns == (0,):
+            node.out, node.make = recipe.outs[0], recipe.outs[0].new
+        node.where = user_site()
+        limits = self.limits
+        node.full = limits.mode != "adaptive" or node.depth >= limits.ops or node.bytes > limits.bytes
+        at.next[id(recipe), ins] = node
+        f = id(call.func)
+        if f in FAST and not call.kwargs and (node.make is not None or recipe.returns == (-1,)):
+            quick: list[Any] = [f]
+            for a in call.args:
+                if type(a) is NeuronTensor:
+                    quick += (a._meta, a._buf.slot)
+                else:
+                    quick.append(type(a))
+            if len(call.args) == 1 or type(call.args[1]) in (NeuronTensor, float, int):
+                at.next[tuple(quick)] = node
+        self.nodes += 1
+        return node
+
+    def forget(self) -> None:
+        """Drop every trie and recipe. Plans of queued segments live on with their segments. Lock held."""
+        self.cut("cache-full")
+        self.roots.clear()
+        self.recipes.clear()
+        self.nodes = 0
+        self.seg = Segment(self._root())
+
+
+def empty(shape: Any, dtype: torch.dtype, stride: Any = None) -> NeuronTensor:
+    """A neuron tensor whose buffer holds nothing yet; HBM is taken when something is written."""
+    m = meta(shape, row_major(shape) if stride is None else stride, dtype)
+    return wrap(Buffer(span_bytes(m)), m)
+
+
+def upload(t: torch.Tensor) -> NeuronTensor:
+    """A neuron tensor with a CPU tensor's values, strides kept where they are dense. Copies at once."""
+    like = torch.empty_like(t, device="meta")
+    out = empty(like.shape, t.dtype, like.stride())
+    write_now(out._buf, out._meta, t)
+    return out
+
+
+def write_now(buffer: Buffer, m: Meta, source: torch.Tensor) -> None:
+    """Copy a CPU tensor into a buffer that no recorded op has touched. Needs no cut."""
+    if buffer.block is None:
+        allocate_now(buffer)
+    memory().host(buffer, m).copy_(source)
+    COUNTERS.uploaded(m.numel * m.itemsize)
+
+
+def allocate_now(buffer: Buffer) -> None:
+    """HBM for a buffer, on the calling thread. When HBM is full, pending work may free some: run it and try again."""
+    try:
+        memory().allocate(buffer)
+    except torch.OutOfMemoryError:
+        TAPE.cut("out-of-memory")
+        TAPE.runtime.drain()
+        memory().allocate(buffer)
+
+
+def download(t: NeuronTensor, cause: str = "value-read") -> torch.Tensor:
+    """A CPU copy of a neuron tensor, same strides. Cuts the tape."""
+    buffer, m = t._buf, t._meta
+    if m.numel == 0:
+        return torch.empty_strided(m.shape, m.stride, dtype=m.dtype, device="cpu")
+    TAPE.value(buffer, cause)
+    COUNTERS.downloaded(m.numel * m.itemsize)
+    return torch.empty_strided(m.shape, m.stride, dtype=m.dtype, device="cpu").copy_(memory().host(buffer, m)) if dense(m) else memory().host(buffer, m).clone()
+
+
+def dense(m: Meta) -> bool:
+    """No two indices reach one element and there are no holes: strides a fresh tensor may have."""
+    return m.span - m.offset == m.numel
+
+
+def device_mismatch(t: torch.Tensor) -> NoReturn:
+    """PyTorch's error for mixed devices."""
+    raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, neuron:0 and {t.device}!")
+
+
+TAPE = Tape()
+Queue = collections.deque

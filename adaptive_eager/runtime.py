@@ -1,0 +1,162 @@
+"""Running segments: steps in order, memory taken and given back around them, errors kept for the next sync.
+
+Note [Who runs a segment]
+Queued segments run in order under one lock, by whoever holds it: the worker thread, or a thread that waits for a value
+(a hand-off costs more than a small kernel). A thread that drains the queue first waits for the worker's current segment.
+
+Note [Ctrl-C]
+A segment is never left half done: while the main thread runs one, SIGINT only sets a flag, looked at between two
+steps. The segment then stays at the head of the queue with its position, and goes on at the next drain.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import os
+import queue
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+from adaptive_eager.stats import COUNTERS
+
+if TYPE_CHECKING:
+    from adaptive_eager.tape import Segment
+
+
+class Runtime:
+    """The queue of cut segments and the threads that run them."""
+
+    def __init__(self) -> None:
+        self.queue: collections.deque[Segment] = collections.deque()
+        self.lock = threading.RLock()
+        self.errors: list[BaseException] = []
+        self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._worker: threading.Thread | None = None
+        atexit.register(self._shutdown)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._in_child)
+
+    def submit(self, seg: Segment) -> None:
+        """Queue a segment. Call with the tape's lock held, so that queue order is tape order."""
+        self.queue.append(seg)
+
+    def wake(self) -> None:
+        """Let the worker run the queue while the caller goes on."""
+        if self._worker is None:
+            self._worker = threading.Thread(target=self._work, name="neuron-worker", daemon=True)
+            self._worker.start()
+        self._tokens.put(True)
+
+    def drain(self) -> None:
+        """Run all queued segments on this thread; returns when they are done.
+
+        Raises:
+            KeyboardInterrupt: on Ctrl-C, with the rest of the queue intact.
+        """
+        if not self.queue and self.lock.acquire(blocking=False):
+            self.lock.release()
+            return
+        with Interruptible() as interrupted, self.lock:
+            self._run_queue(interrupted)
+
+    def raise_pending(self) -> None:
+        """Raise the earliest error of the segments run since the last call."""
+        if self.errors:
+            error = self.errors[0]
+            self.errors.clear()
+            raise error
+
+    def _run_queue(self, interrupted: Any) -> None:
+        while self.queue:
+            seg = self.queue[0]
+            if not run_segment(seg, self.errors, interrupted):
+                return
+            self.queue.popleft()
+
+    def _work(self) -> None:
+        while self._tokens.get():
+            while self.queue:
+                with self.lock:
+                    if self.queue and run_segment(self.queue[0], self.errors, None):
+                        self.queue.popleft()
+
+    # -- the process's own events --------------------------------------------------------------
+
+    def _shutdown(self) -> None:
+        self.queue.clear()
+        if self._worker is not None:
+            self._tokens.put(False)
+            self._worker.join(timeout=5)
+
+    def _before_fork(self) -> None:
+        self.lock.acquire()
+
+    def _after_fork(self) -> None:
+        self.lock.release()
+
+    def _in_child(self) -> None:
+        """The child has no worker, and libgomp's threads are gone: it runs everything on its own thread."""
+        import torch
+
+        self.lock = threading.RLock()
+        self._worker = None
+        self._tokens = queue.SimpleQueue()
+        torch.set_num_threads(1)
+
+
+class Interruptible:
+    """Defers SIGINT while the main thread is inside; calls the handler when it leaves."""
+
+    def __init__(self) -> None:
+        self.hit = False
+        self._old: Any = None
+
+    def __enter__(self) -> Interruptible:
+        if threading.current_thread() is threading.main_thread():
+            old = signal.getsignal(signal.SIGINT)
+            if callable(old):
+                signal.signal(signal.SIGINT, self._note)
+                self._old = old
+        return self
+
+    def _note(self, signum: int, frame: Any) -> None:
+        self.hit = True
+
+    def __exit__(self, *exc: object) -> None:
+        if self._old is not None:
+            signal.signal(signal.SIGINT, self._old)
+            if self.hit:
+                self._old(signal.SIGINT, None)
+
+
+def run_segment(seg: Segment, errors: list[BaseException], interrupted: Interruptible | None) -> bool:
+    """Run a segment from where it stands; False when interrupted between two steps."""
+    plan = seg.plan
+    if plan is None:
+        from adaptive_eager.steps import plan_for
+
+        try:
+            plan = seg.plan = plan_for(seg)
+        except Exception as e:  # noqa: BLE001 - kept for the next sync
+            seg.error = e
+            e.add_note(f"while planning the segment cut at {seg.where}")
+            errors.append(e)
+            for b in (*seg.bufs, *[seg.ext[k] for k in seg.node.written]):
+                b.error = e
+            return True
+    steps = plan.steps
+    while seg.pc < len(steps):
+        if interrupted is not None and interrupted.hit:
+            return False
+        step = steps[seg.pc]
+        seg.pc += 1
+        try:
+            step.run(seg)
+        except Exception as e:  # noqa: BLE001 - kept for the next sync
+            step.fail(seg, e, errors)
+    COUNTERS.launches += plan.launches
+    COUNTERS.hbm_read += plan.read
+    COUNTERS.hbm_written += plan.written
+    return True

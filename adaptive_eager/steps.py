@@ -1,0 +1,247 @@
+"""A plan's steps: launches of fused kernels and library calls, with the memory each takes and gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from adaptive_eager import plan as planning
+from adaptive_eager.emit import GUARD, Emitter, dtype_of_writes
+from adaptive_eager.fallback import in_arena, resolved, seeded
+from adaptive_eager.kernels.launch import compile_kernel
+from adaptive_eager.lower import LIBRARY, SEEDED, fill
+from adaptive_eager.memory import Buffer, memory
+from adaptive_eager.meta import Meta, meta_of
+from adaptive_eager.stats import COUNTERS
+
+if TYPE_CHECKING:
+    from adaptive_eager.tape import Node, Segment
+
+
+@dataclass(slots=True)
+class Plan:
+    """How a segment runs. read, written: bytes of HBM. text: the groups, for reports."""
+
+    steps: list[Any]
+    launches: int
+    read: int
+    written: int
+    groups: list[planning.Group] = field(default_factory=list)
+    stored: frozenset[int] = frozenset()
+
+
+class Step:
+    """Common to all steps: outputs to allocate before, slots to release after, and what an error does."""
+
+    __slots__ = ("allocs", "frees", "ins", "node", "outs")
+
+    allocs: list[int]
+    frees: list[int]
+    ins: list[int]
+    outs: list[int]
+    node: Node
+
+    def prepare(self, seg: Segment) -> None:
+        """Check inputs for errors that came before, and take HBM for outputs."""
+        for s in self.ins:
+            b = seg.bufs[s] if s >= 0 else seg.ext[~s]
+            if b.block is None:
+                if b.error is not None:
+                    raise Inherited(b.error)
+                memory().allocate(b)
+        for s in self.allocs:
+            b = seg.bufs[s] if s >= 0 else seg.ext[~s]
+            if b.block is None:
+                memory().allocate(b)
+
+    def release(self, seg: Segment) -> None:
+        """Give back what nobody reads any more."""
+        for s in self.frees:
+            seg.bufs[s].block = seg.bufs[s].owner = None
+
+    def fail(self, seg: Segment, error: Exception, errors: list[BaseException]) -> None:
+        """Keep the error on what this step would have made; the segment goes on without it."""
+        if isinstance(error, Inherited):
+            error = error.of  # type: ignore[assignment]
+        else:
+            error.add_note(f"aten.{self.node.recipe.name}, recorded at {self.node.where}")
+            errors.append(error)
+        for s in self.outs:
+            b = seg.bufs[s] if s >= 0 else seg.ext[~s]
+            if s >= 0 or b.block is None:
+                b.error, b.block, b.owner = error, None, None
+
+
+class Inherited(Exception):  # noqa: N818
+    """An input could not be made; `of` says why."""
+
+    def __init__(self, of: BaseException) -> None:
+        super().__init__(str(of))
+        self.of = of
+
+
+class KernelStep(Step):
+    """One launch of a fused kernel."""
+
+    __slots__ = ("compiled", "emitted", "guards", "launch", "offsets", "scalars", "slots", "threads")
+
+    def __init__(self, emitted: Any, node: Node) -> None:
+        self.node = node
+        self.emitted = emitted
+        self.compiled = compile_kernel(emitted.kernel)
+        self.launch = self.compiled.bind(emitted.space)
+        self.slots, self.offsets = emitted.slots, emitted.offsets
+        self.scalars = emitted.scalars
+        self.guards = [(k, slot, m, error, torch.zeros(1, dtype=torch.int64, device="cpu")) for k, slot, m, error in emitted.guards]
+        self.threads = self.launch.threads(torch.get_num_threads())
+
+    def run(self, seg: Segment) -> None:
+        """Launch on this thread and wait."""
+        self.prepare(seg)
+        bufs, ext = seg.bufs, seg.ext
+        pointers = []
+        for s, off in zip(self.slots, self.offsets, strict=True):
+            if s >= GUARD:
+                pointers.append(self.guards[s - GUARD][4].data_ptr())
+            else:
+                pointers.append((bufs[s] if s >= 0 else ext[~s]).block.address + off)  # type: ignore[union-attr]
+        scalars = [seg.scalars[i] if type(i) is int else i[1] for i in self.scalars]
+        self.launch(pointers, scalars, self.threads)
+        for _, slot, m, error, word in self.guards:
+            if word[0]:
+                raise error(memory().host(bufs[slot] if slot >= 0 else ext[~slot], m))
+        self.release(seg)
+
+
+class LibraryStep(Step):
+    """A kernel that torch ships, run on host views (Note [Host views] in fallback.py)."""
+
+    __slots__ = ("args", "first_out", "func", "kwargs", "metas", "out_of", "scalar0", "seeded")
+
+    def __init__(self, node: Node) -> None:
+        r = node.recipe
+        self.node = node
+        self.func = r.func
+        self.kwargs = {k: torch.device("cpu") if k == "device" else v for k, v in r.kwargs.items()}
+        self.args = r.args
+        self.seeded = id(r.func) in SEEDED
+        self.scalar0 = node.scalar0
+        self.first_out = node.first_out
+        self.metas = [m for m in r.outs]
+        out = LIBRARY.get(id(r.func))
+        direct = out is not None and len(r.outs) == 1 and r.outs[0].contiguous and not self.kwargs.keys() - {"beta", "alpha"}
+        self.out_of = out if direct else None
+
+    def run(self, seg: Segment) -> None:
+        """Call the CPU kernel; its results go straight to HBM where it has an out= form, else their memory is adopted."""
+        self.prepare(seg)
+        mem = memory()
+        node = self.node
+        tensors = [mem.host(seg.bufs[s] if s >= 0 else seg.ext[~s], m) for s, m in zip(node.ins, node.recipe.ins, strict=True)]
+        scalars = seg.scalars[self.scalar0 : node.nscalars]
+        draw = None
+        if self.seeded:
+            draw = (int(scalars[-2]), int(scalars[-1]))
+        args = fill(self.args, tensors, scalars)
+        kwargs = {k: fill(v, tensors, scalars) for k, v in self.kwargs.items()}
+        if self.out_of is not None:
+            out = seg.bufs[self.first_out]
+            self.out_of(*args, **kwargs, out=mem.host(out, self.metas[0]))
+        else:
+            result = seeded(self.func, args, kwargs, draw)
+            for k, value in enumerate(self._new(result)):
+                self._keep(seg.bufs[self.first_out + k], self.metas[k], value)
+        if not node.recipe.native:
+            COUNTERS.fallback(str(self.func))
+        self.release(seg)
+
+    def _new(self, result: Any) -> list[torch.Tensor]:
+        many = result if isinstance(result, (tuple, list)) else (result,)
+        return [v for v, k in zip(many, self.node.recipe.returns, strict=True) if k is not None and k >= 0]
+
+    def _keep(self, buffer: Buffer, m: Meta, value: torch.Tensor) -> None:
+        """Make a CPU result the contents of a buffer, with the strides that were promised."""
+        value = resolved(value)
+        if value.shape != m.shape or value.dtype != m.dtype:
+            raise RuntimeError(
+                f"{self.func}: the CPU kernel gave {value.dtype} {tuple(value.shape)}, its meta kernel promised {m.dtype} {tuple(m.shape)}"
+            )
+        nbytes = value.untyped_storage().nbytes()
+        if meta_of(value) is m and not in_arena(value) and buffer.nbytes <= nbytes <= buffer.nbytes + 64:
+            memory().adopt(buffer, value)
+            return
+        memory().allocate(buffer)
+        memory().host(buffer, m).copy_(value)
+
+
+def plan_for(seg: Segment) -> Plan:
+    """The segment's plan, from its node's table or made now."""
+    key = (seg.live, seg.live_ext)
+    plan = seg.node.plans.get(key)
+    if plan is None:
+        plan = seg.node.plans[key] = make_plan(seg.node, seg.live, seg.live_ext)
+    else:
+        COUNTERS.kernels_reused += len(plan.steps)
+    return plan
+
+
+def make_plan(end: Node, live: tuple[bool, ...], live_ext: tuple[bool, ...]) -> Plan:
+    """Plan the segment that ends at a trie node, for one pattern of surviving buffers."""
+    nodes = end.path()
+    alive = {s for s, yes in enumerate(live) if yes}
+    alive |= {~k for k, yes in zip(end.written, live_ext, strict=True) if yes}
+    keep = [n for n in planning.needed(nodes, alive) if not is_empty(n)]
+    groups = planning.grouped(keep)
+    stored = planning.stored_slots(groups, alive)
+    steps: list[Step] = []
+    read = written = launches = 0
+    for g in groups:
+        step: Step
+        if g.library is not None:
+            node = g.library
+            step = LibraryStep(node)
+            r = node.recipe
+            launches += r.native
+            read += sum(m.numel * m.itemsize for m in r.ins)
+            written += sum(m.numel * m.itemsize for m in (*r.outs, *[r.ins[k] for k in r.writes]))
+            fresh = set(range(node.first_out, node.nbufs))
+            step.ins = list(dict.fromkeys(node.ins))
+            step.outs = sorted({*fresh, *[node.ins[k] for k in r.writes]})
+            step.allocs = sorted(fresh) if step.out_of is not None else []
+        else:
+            emitted = Emitter(g, stored, dtype_of_writes([i.node for i in g.items])).finish()
+            if not any(i.op == "store" for i in emitted.kernel.insts):
+                continue
+            step = KernelStep(emitted, g.items[0].node)
+            launches += 1
+            read += emitted.read
+            written += emitted.written
+            own = set(g.writes)
+            made = {s for i in g.items for s in range(i.node.first_out, i.node.nbufs)}
+            step.ins = [s for s in dict.fromkeys(emitted.slots) if s < GUARD and s not in own]
+            step.ins += [s for s in own if s in stored and s not in made and s not in step.ins]
+            step.outs = sorted(own)
+            step.allocs = [s for s in own if s in stored and s in made]
+        steps.append(step)
+    _releases(steps, alive)
+    return Plan(steps, launches, read, written, groups, frozenset(stored))
+
+
+def is_empty(node: Node) -> bool:
+    """A node that makes and writes nothing: all its results have no elements."""
+    r = node.recipe
+    return r.native and r.body is None and id(r.func) not in LIBRARY
+
+
+def _releases(steps: list[Step], alive: set[int]) -> None:
+    """Give each step the slots that are dead after it."""
+    last: dict[int, Step] = {}
+    for step in steps:
+        step.frees = []
+        for s in (*step.ins, *step.outs):
+            if s >= 0 and s not in alive:
+                last[s] = step
+    for s, step in last.items():
+        step.frees.append(s)
