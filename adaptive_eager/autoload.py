@@ -24,6 +24,7 @@ FACTORIES = (
     "_copy_from",
     "_copy_from_and_resize",
     "_resize_output_",
+    "_efficientzerotensor",
 )
 """Ops that reach the PrivateUse1 key with no neuron tensor among their arguments, or from inside C++."""
 

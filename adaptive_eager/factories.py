@@ -10,6 +10,7 @@ from adaptive_eager import backward as _backward  # noqa: F401 - installs the en
 from adaptive_eager.ops import library as _library  # noqa: F401 - fills the op tables
 from adaptive_eager.ops import pointwise as _pointwise  # noqa: F401
 from adaptive_eager.ops import reduce as _reduce  # noqa: F401
+from adaptive_eager.ops import special
 from adaptive_eager.record import download, empty, upload
 from adaptive_eager.tensor import NeuronTensor
 
@@ -38,7 +39,11 @@ def _copy_from(src: Any, dst: Any, non_blocking: bool = False) -> Any:
     if type(src) is NeuronTensor and type(dst) is not NeuronTensor:
         dst.copy_(download(src))
         return dst
-    return aten.copy_.default(dst, src)
+    return special.copy(aten.copy_.default, (dst, src), {})  # the Python key may be excluded here
+
+
+def _zeros(size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
+    return torch.zeros(size, dtype=dtype, device="neuron")
 
 
 def _resize_output(t: Any, size: Any, device: Any) -> Any:
@@ -54,4 +59,5 @@ KERNELS: dict[str, Any] = {
     "_copy_from": _copy_from,
     "_copy_from_and_resize": _copy_from,
     "_resize_output_": _resize_output,
+    "_efficientzerotensor": _zeros,
 }

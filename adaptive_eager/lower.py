@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from adaptive_eager.kernels.build import Builder, Val
-from adaptive_eager.meta import Meta, meta_of, on_meta_device
+from adaptive_eager.meta import Meta, contiguous_meta, meta_of, on_meta_device
 from adaptive_eager.tape import Recipe, S, T
 
 Build = Callable[[Builder, "list[Val | None]", "list[Val]"], "list[Val]"]
@@ -201,7 +201,7 @@ def make_recipe(call: Call) -> Recipe | None:
     named = dict(zip(r.kwargs, kwargs, strict=True))
     if "device" in named:
         named["device"] = torch.device("meta")
-    if isinstance(named.get("generator"), torch.Generator):
+    if isinstance(named.get("generator"), torch.Generator) or str(func) in WRONG_META:
         return None
     try:
         result = func(*fill(list(r.args), metas, call.scalars), **named)
@@ -218,6 +218,26 @@ def make_recipe(call: Call) -> Recipe | None:
         r.body = native(r, metas, many)
     r.native = r.body is not None or library or not any(m.numel for m in (*r.outs, *[r.ins[k] for k in r.writes]))
     return r
+
+
+def _as_is(r: Recipe, outs: list[Meta]) -> list[Meta]:
+    return outs
+
+
+def _no_saved_statistics(r: Recipe, outs: list[Meta]) -> list[Meta]:
+    """In evaluation the CPU's batch norm saves nothing; its meta kernel says otherwise."""
+    training = r.args[5] if len(r.args) > 5 else r.kwargs.get("training")
+    return outs if training else [outs[0], *[contiguous_meta((0,), m.dtype) for m in outs[1:]]]
+
+
+META_FIXES: dict[str, Callable[[Recipe, list[Meta]], list[Meta]]] = {
+    "aten.native_batch_norm.default": _no_saved_statistics,
+    "aten._native_batch_norm_legit.default": _no_saved_statistics,
+}
+"""Ops whose meta kernel promises other outputs than their CPU kernel gives."""
+
+WRONG_META = frozenset({"aten._embedding_bag.default", "aten._embedding_bag_forward_only.default"})
+"""Ops whose meta kernel can't be trusted: they run at once."""
 
 
 def _describe(r: Recipe, result: Any, metas: tuple[torch.Tensor, ...]) -> bool:
@@ -249,6 +269,7 @@ def _describe(r: Recipe, result: Any, metas: tuple[torch.Tensor, ...]) -> bool:
                 return False
             returns.append(len(outs))
             outs.append(m)
+    outs = META_FIXES.get(str(r.func), _as_is)(r, outs)
     for k in r.writes:
         if metas[k].shape != r.ins[k].shape or meta_of(metas[k]) is not r.ins[k]:
             return False

@@ -26,7 +26,8 @@ from adaptive_eager.meta import Meta
 class Buffer:
     """The storage of a tensor and of all its views.
 
-    block: its HBM, None while it holds nothing. owner: the torch storage of adopted memory. nbytes: size of the storage.
+    block: its HBM, None while it holds nothing. owner: a torch storage over the block, made when a host view is first
+    asked for, or the one that adopted memory came with. nbytes: size of the storage.
     seg, slot: where the open segment knows it (see tape). error: why its contents will never exist.
     """
 
@@ -42,12 +43,12 @@ class Buffer:
 
 
 class DeviceMemory:
-    """HBM of the simulated chip, with one torch storage over the whole arena."""
+    """HBM of the simulated chip."""
 
     def __init__(self, spec: ChipSpec) -> None:
         self.spec = spec
         self.hbm = HBM(spec.hbm_bytes)
-        self._arena = torch.frombuffer(self.hbm.buffer, dtype=torch.uint8).untyped_storage()
+        self._end = self.hbm.base + spec.hbm_bytes
 
     def stats(self) -> dict[str, int]:
         """Allocator counters under PyTorch's names."""
@@ -86,19 +87,19 @@ class DeviceMemory:
 
     def host(self, buffer: Buffer, m: Meta) -> torch.Tensor:
         """A CPU tensor over the buffer's memory with the given metadata: shares bytes, copies nothing."""
-        block = buffer.block
-        assert block is not None
-        if buffer.owner is not None:
-            return torch.empty(0, dtype=m.dtype, device="cpu").set_(buffer.owner, m.offset, m.shape, m.stride)
-        first = block.offset // m.itemsize + m.offset
-        return torch.empty(0, dtype=m.dtype, device="cpu").set_(self._arena, first, m.shape, m.stride)
-
+        owner = buffer.owner
+        if owner is None:
+            block = buffer.block
+            assert block is not None
+            owner = buffer.owner = torch._C._construct_storage_from_data_pointer(block.address, _CPU, block.size)
+        return torch.empty(0, dtype=m.dtype, device="cpu").set_(owner, m.offset, m.shape, m.stride)
 
     def owns(self, t: torch.Tensor) -> bool:
-        """Whether a CPU tensor's storage is the arena."""
-        return t.numel() > 0 and t.untyped_storage().data_ptr() == self._arena.data_ptr()
+        """Whether a CPU tensor lies in HBM."""
+        return t.numel() > 0 and self.hbm.base <= t.data_ptr() < self._end
 
 
+_CPU = torch.device("cpu")
 _MEMORY: DeviceMemory | None = None
 _LOCK = threading.Lock()
 

@@ -210,8 +210,14 @@ def row_min(x: Val) -> Val:
 
 
 def total(x: Val) -> Val:
-    """Sum over all rows: f64 for floats, i64 for ints and bools."""
+    """Sum of a row value over all rows: f64 for floats, i64 for ints and bools."""
     return x.b.inst("total", (x,), "f64" if x.dtype in FLOATS else "i64")
 
 
-__all__ = ["FLOATS", "INTS", "Builder", "Val", "fma", "fn", "maximum", "minimum", "row_max", "row_min", "row_sum", "total", "where"]
+def column_totals(x: Val) -> Val:
+    """Sum over all rows for each column, also of a value that is the same in all columns."""
+    spread = x.b.inst("select", (x.b.iota("inner") >= 0, x, x), x.dtype)
+    return total(spread)
+
+
+__all__ = ["FLOATS", "INTS", "Builder", "Val", "column_totals", "fma", "fn", "maximum", "minimum", "row_max", "row_min", "row_sum", "total", "where"]

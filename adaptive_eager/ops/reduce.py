@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from adaptive_eager import lower
-from adaptive_eager.kernels.build import Builder, Val, fn, row_max, row_min, row_sum, total, where
+from adaptive_eager.kernels.build import Builder, Val, column_totals, fn, row_max, row_min, row_sum, total, where
 from adaptive_eager.lower import Body, IndexMap
 from adaptive_eager.meta import Meta
 from adaptive_eager.ops.pointwise import value_dtype
@@ -139,7 +139,7 @@ def reduction(r: Recipe, dims: Any, combine: Callable[[Builder, Val, Val], Val],
 
     def build_col(b: Builder, v: list[Val | None], s: list[Val]) -> list[Val]:
         assert v[0] is not None
-        return [combine(b, total(pre(v[0].to(dtype))), s[-1].to("f64")).to(out.tname or "")]
+        return [combine(b, column_totals(pre(v[0].to(dtype))), s[-1].to("f64")).to(out.tname or "")]
 
     target = IndexMap("c", out.offset, (*[0] * (len(space.dims) - 1), 1))
     return Body("col", space.dims, (x,), ((0, target),), build_col, (space.rows,))
@@ -429,9 +429,9 @@ def layer_norm_backward(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any
             mean_gx = (row_sum(gw * xhat) / n).to(cd)
             out.append((gw - mean_g - xhat * mean_gx) * rstd)
         if r.returns[1] is not None:
-            out.append(total(g * xhat).to(cd))
+            out.append(column_totals(g * xhat).to(cd))
         if r.returns[2] is not None:
-            out.append(total(g).to(cd))
+            out.append(column_totals(g).to(cd))
         return out
 
     return Body("row", space.dims, tuple(ins), tuple(stores), build, (space.cols,))

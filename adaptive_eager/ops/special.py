@@ -127,6 +127,12 @@ def record_stream(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     """One queue: nothing to record."""
 
 
+@handles("aten._has_compatible_shallow_copy_type.default")
+def compatible(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """What `x.data = y` asks first: any neuron tensor can take another's metadata."""
+    return type(args[0]) is type(args[1]) is NeuronTensor
+
+
 @handles("aten.set_.source_Tensor", "aten.set_.source_Tensor_storage_offset")
 def set_source(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """x.set_(y, ...): x looks at y's buffer from now on."""
