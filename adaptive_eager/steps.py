@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,9 @@ import torch
 from adaptive_eager import plan as planning
 from adaptive_eager.emit import GUARD, Emitter, dtype_of_writes
 from adaptive_eager.fallback import in_arena, resolved, seeded
+from adaptive_eager.kernels import pool
 from adaptive_eager.kernels.launch import compile_kernel
+from adaptive_eager.kernels.launch import stats as kernel_stats
 from adaptive_eager.lower import LIBRARY, SEEDED, fill
 from adaptive_eager.memory import Buffer, memory
 from adaptive_eager.meta import Meta, meta_of
@@ -18,6 +21,16 @@ from adaptive_eager.stats import COUNTERS
 
 if TYPE_CHECKING:
     from adaptive_eager.tape import Node, Segment
+
+
+def _share_threads() -> None:
+    """Let kernels run on the OpenMP pool that torch brought: a second one would fight it for the cores."""
+    for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*")):
+        if pool.use_gomp(str(path)):
+            return
+
+
+_share_threads()
 
 
 @dataclass(slots=True)
@@ -90,7 +103,11 @@ class KernelStep(Step):
     def __init__(self, emitted: Any, node: Node) -> None:
         self.node = node
         self.emitted = emitted
+        before = kernel_stats.compiled
         self.compiled = compile_kernel(emitted.kernel)
+        fresh = kernel_stats.compiled - before
+        COUNTERS.kernels_compiled += fresh
+        COUNTERS.kernels_reused += 1 - fresh
         self.launch = self.compiled.bind(emitted.space)
         self.slots, self.offsets = emitted.slots, emitted.offsets
         self.scalars = emitted.scalars

@@ -25,8 +25,8 @@ No value has dtype f16 or bf16. Loads widen to f32, stores round to nearest even
 rounds an f32 value onto the half grid, so a chain fused in registers has the bits of one that went through memory.
 
 Note [Fixed reduction order]
-Sums of floats accumulate in f64. Lane l of 64 accumulates columns l, l+64, ...; absent lanes hold the identity (-0.0 for
-sums, so that signs of zero survive); the tree 64→32→16→8→4→2→1 adds the upper half to the lower. `total` accumulates the rows of
+Sums of floats accumulate in f64. Lane l of 32 accumulates columns l, l+32, ...; absent lanes hold the identity (-0.0 for
+sums, so that signs of zero survive); the tree 32→16→8→4→2→1 adds the upper half to the lower. `total` accumulates the rows of
 a task in order, then the tasks in order; a task is `rows_per_task(rows, cols)` rows, whatever the number of threads.
 """
 
