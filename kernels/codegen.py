@@ -144,7 +144,8 @@ class Generator:
         b = self.b
         t = ir.VectorType(I64, W)
         at = b.mul(b.add(self.e.splat(Lanes(self.e, j, "i64")).v, ir.Constant(t, list(range(W)))), self.e.splat(Lanes(self.e, stride, "i64")).v)
-        return b.gep(base, [at], source_etype=I8)
+        start = self.e.splat(Lanes(self.e, b.ptrtoint(base, I64), "i64")).v
+        return b.inttoptr(b.add(start, at), ir.VectorType(PTR, W))
 
     # -- instructions -----------------------------------------------------------------------------
 
@@ -340,10 +341,13 @@ class Generator:
         end = b.block
         b.branch(after)
         b.position_at_end(after)
-        for n, old, v in zip(loop.reduces, accs, new, strict=True):
+        ends = []
+        for old, v in zip(accs, new, strict=True):
             p = b.phi(old.type)
             p.add_incoming(old, before)
             p.add_incoming(v, end)
+            ends.append(p)
+        for n, p in zip(loop.reduces, ends, strict=True):
             self.scalar[n] = self._tree(n, p)
 
     def _start(self, n: int) -> Any:
