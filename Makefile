@@ -1,0 +1,40 @@
+# Each target makes .venv in the project's root first, with the pinned versions of constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint smoke bench clean
+
+help: ## show the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) ..."
+	$(PIP) install --constraint constraints.txt torch numpy numba setuptools
+	$(PIP) install --constraint constraints.txt --editable ".[dev]"
+	@touch $(STAMP)
+
+demo: $(STAMP) ## train a small GPT in every mode and print one table
+	$(BIN)/python examples/demo.py
+
+test: lint ## ruff, mypy, import-linter, pytest
+	$(BIN)/python -m pytest
+
+lint: $(STAMP) ## ruff, mypy, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+smoke: $(STAMP) ## the quickest tests, under a minute
+	$(BIN)/python -m pytest tests/unit tests/golden
+
+bench: $(STAMP) ## the benchmarks behind the README's figures
+	$(BIN)/python -m tests.perf.record
+	$(BIN)/python -m tests.perf.chains
+
+clean: ## remove the environment and caches
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
