@@ -74,13 +74,14 @@ class Runtime:
             if not run_segment(seg, self.errors, interrupted):
                 return
             self.queue.popleft()
+            seg.release()
 
     def _work(self) -> None:
         while self._tokens.get():
             while self.queue:
                 with self.lock:
                     if self.queue and run_segment(self.queue[0], self.errors, None):
-                        self.queue.popleft()
+                        self.queue.popleft().release()
 
     # -- the process's own events --------------------------------------------------------------
 

@@ -169,6 +169,10 @@ class Segment:
             lost.seg, lost.slot = self, len(self.bufs)
             self.bufs.append(lost)
 
+    def release(self) -> None:
+        """Let go of the buffers once the segment has run: living buffers keep a reference to it (`Buffer.seg`)."""
+        self.bufs, self.ext, self.scalars = [], [], []
+
     def close(self, cause: str, where: str) -> None:
         """Fix which buffers outlive the segment. Call with the tape's lock held.
 

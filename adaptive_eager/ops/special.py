@@ -15,7 +15,11 @@ from adaptive_eager.tensor import NeuronTensor, rebind
 
 aten = torch.ops.aten
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
-HANDLERS: dict[str, Handler] = {"aten.detach.default": views.alias, "aten.alias.default": views.alias}
+HANDLERS: dict[str, Handler] = {
+    "aten.detach.default": views.alias,
+    "aten.alias.default": views.alias,
+    "aten._unsafe_view.default": views.view,
+}
 
 
 def handles(*names: str) -> Callable[[Handler], Handler]:
