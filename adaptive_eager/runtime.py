@@ -15,11 +15,15 @@ import atexit
 import collections
 import os
 import queue
-import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
 from adaptive_eager.stats import COUNTERS
+
+try:  # the C module: signal.signal spends microseconds on enums
+    import _signal as signal
+except ImportError:
+    import signal  # type: ignore[no-redef]
 
 if TYPE_CHECKING:
     from adaptive_eager.tape import Segment
@@ -107,6 +111,9 @@ class Runtime:
         torch.set_num_threads(1)
 
 
+_MAIN = threading.main_thread().ident
+
+
 class Interruptible:
     """Defers SIGINT while the main thread is inside; calls the handler when it leaves."""
 
@@ -115,7 +122,7 @@ class Interruptible:
         self._old: Any = None
 
     def __enter__(self) -> Interruptible:
-        if threading.current_thread() is threading.main_thread():
+        if threading.get_ident() == _MAIN:
             old = signal.getsignal(signal.SIGINT)
             if callable(old):
                 signal.signal(signal.SIGINT, self._note)

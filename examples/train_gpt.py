@@ -33,7 +33,7 @@ class Config:
     context: int = 64
     batch: int = 16
     steps: int = 300
-    lr: float = 3e-3
+    lr: float = 1e-3
     warmup: int = 20
     decay: float = 0.1
     clip: float = 1.0

@@ -2,7 +2,8 @@
 
 Note [Stalls]
 An OpenMP region ends when its last thread does. When another process holds a core that takes milliseconds, whoever's pool
-it is. A region that took far longer than its work is worth makes the launches after it serial for a while.
+it is. Two regions in a row that took far longer than their work is worth make the launches after them serial for a while;
+one alone may have been a page fault.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 
 _gomp: Callable[[int, int, int, int], None] | None = None
 _serial_until = 0.0
+_strikes = 0
 _forked = False
 STALL_SECONDS = 0.003
 """A region this much over its estimate counts as stalled."""
@@ -41,12 +43,17 @@ def can_run_parallel() -> bool:
 
 def run(body: int, context: int, threads: int, estimate: float) -> None:
     """Run `body(context)` on `threads` threads. estimate: seconds the work should take on one."""
-    global _serial_until
+    global _serial_until, _strikes
     assert _gomp is not None
     start = time.perf_counter()
     _gomp(body, context, threads, 0)
     end = time.perf_counter()
-    if end - start > 10 * estimate + STALL_SECONDS:
+    if end - start <= 10 * estimate + STALL_SECONDS:
+        _strikes = 0
+        return
+    _strikes += 1
+    if _strikes == 2:
+        _strikes = 0
         _serial_until = end + REST_SECONDS
 
 
