@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from adaptive_eager import source
+from adaptive_eager.device import ESCAPED
 
 STASH: list[BaseException] = []
 """Errors raised inside running graph tasks, oldest first."""
@@ -41,11 +42,12 @@ def _wrap(run: Any) -> Any:
         before, source.backward_site = source.backward_site, source.user_site()
         try:
             return run(*args, **kwargs)
-        except RuntimeError as e:
-            if STASH:
-                error = STASH.pop(0)
+        except BaseException:
+            kept = [*STASH, *ESCAPED]
+            if kept:
                 STASH.clear()
-                raise error from (None if isinstance(error, Exception) else e)
+                ESCAPED.clear()
+                raise kept[0] from None
             raise
         finally:
             source.backward_site = before

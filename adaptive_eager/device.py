@@ -18,10 +18,27 @@ if TYPE_CHECKING:
 Device = torch.device | str | int | None
 
 
-class NeuronGuard(torch._C._acc.DeviceGuard):  # type: ignore[misc]
-    """The autograd engine asks for the device type some five times a node: a C callable answers."""
+_next_type = itertools.repeat(torch._C._autograd.DeviceType.PrivateUse1).__next__
+ESCAPED: list[BaseException] = []
+"""Exceptions that left a hook inside a backward pass; `backward` raises them at the pass's caller."""
 
-    type_ = itertools.repeat(torch._C._autograd.DeviceType.PrivateUse1).__next__
+
+class NeuronGuard(torch._C._acc.DeviceGuard):  # type: ignore[misc]
+    """Tells C++ the device type, some five times an autograd node.
+
+    A hook's exception unwinds C++ frames with Python's error indicator set, and their guards call here on the way;
+    a guard that fails there ends the process. Calling anything written in C then raises SystemError, caused by the
+    exception in flight: that one is kept, and the indicator is clear again.
+    """
+
+    @staticmethod
+    def type_() -> Any:
+        try:
+            return _next_type()
+        except SystemError as e:
+            if e.__cause__ is not None:
+                ESCAPED.append(e.__cause__)
+            return torch._C._autograd.DeviceType.PrivateUse1
 
 
 def _memory() -> DeviceMemory:

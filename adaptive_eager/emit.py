@@ -24,7 +24,7 @@ class Emitted:
     """A kernel with everything a launch of it needs, addresses and scalars apart.
 
     slots, offsets: buffer slot and byte offset of each operand. scalars: for each kernel scalar an index into the segment's
-    scalars, or ("const", number). guards: (operand index of the fault count, slot and meta of the checked operand, error).
+    scalars, or ("const", number). guards: (operand index of the fault count, slot and meta of the checked operand, error, node).
     read, written: bytes of HBM, each element once.
     """
 
@@ -33,7 +33,7 @@ class Emitted:
     slots: list[int]
     offsets: list[int]
     scalars: list[int | tuple[str, int]]
-    guards: list[tuple[int, int, Meta, Any]]
+    guards: list[tuple[int, int, Meta, Any, Node]]
     read: int
     written: int
 
@@ -70,7 +70,7 @@ class Emitter:
         self.scalars: list[int | tuple[str, int]] = []
         self.scalar_kinds: list[str] = []
         self.scalar_known: dict[Any, int] = {}
-        self.guards: list[tuple[int, int, Meta, Any]] = []
+        self.guards: list[tuple[int, int, Meta, Any, Node]] = []
         self.read = self.written = 0
         self.rowwise = bool(group.kinds & {"row", "col"})
         self._layout()
@@ -180,7 +180,7 @@ class Emitter:
             single: Use = ("f", 0, (0,) * len(self.dims))
             k = self.operand(GUARD + len(self.guards), single, "i64", 8)
             self.b.store(results[-1].to("i64"), k)
-            self.guards.append((k, node.ins[operand], r.ins[operand], error))
+            self.guards.append((k, node.ins[operand], r.ins[operand], error, node))
 
     def finish(self) -> Emitted:
         """Trace everything, store what is needed."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from adaptive_eager.kernels.build import Builder, Val
-from adaptive_eager.meta import Meta, contiguous_meta, meta_of, on_meta_device
+from adaptive_eager.meta import Meta, contiguous_meta, meta, meta_of, on_meta_device
 from adaptive_eager.tape import Recipe, S, T
 
 Build = Callable[[Builder, "list[Val | None]", "list[Val]"], "list[Val]"]
@@ -203,21 +203,114 @@ def make_recipe(call: Call) -> Recipe | None:
         named["device"] = torch.device("meta")
     if isinstance(named.get("generator"), torch.Generator) or str(func) in WRONG_META:
         return None
-    try:
-        result = func(*fill(list(r.args), metas, call.scalars), **named)
-    except Exception:
-        if native is not None:
-            raise
-        return None
-    if not _describe(r, result, metas):
-        return None
+    for a in func._schema.arguments:
+        if a.alias_info is not None and a.alias_info.is_write and f not in OVERLAP_OK:
+            _no_overlap(r, metas)
+            break
+    rule = RULES.get(f)
+    out = rule(r, metas) if rule is not None else None
+    many: Any = ()
+    if out is not None:
+        r.single, r.writes = True, (0,) if func._schema.is_mutable else ()
+        r.outs, r.returns = ((), (-1,)) if r.writes else ((out,), (0,))
+    else:
+        try:
+            result = func(*fill(list(r.args), metas, call.scalars), **named)
+        except Exception:
+            if native is None:
+                return None
+            _raise_as_cpu(r, call.scalars)
+            return None
+        if not _describe(r, result, metas):
+            return None
+        many = result if isinstance(result, (tuple, list)) else (result,)
     library = f in LIBRARY
     r.body = None
-    many = result if isinstance(result, (tuple, list)) else (result,)
     if native is not None and all(m.numel for m in (*r.ins, *r.outs)):
         r.body = native(r, metas, many)
+        if r.body is None and rule is not None:
+            _raise_as_cpu(r, call.scalars, one_element=True)
     r.native = r.body is not None or library or not any(m.numel for m in (*r.outs, *[r.ins[k] for k in r.writes]))
+    if not r.native and f not in SEEDED and not _trial(r, call.scalars):
+        return None
+    r.can_fail = (r.body is not None and r.body.guard is not None) or (
+        r.body is None and (not library or any(not m.dtype.is_floating_point for m in r.ins))
+    )
     return r
+
+
+OVERLAP_OK: set[int] = set()
+"""ids of in-place ops that may write one element several times (fill_, zero_)."""
+RULES: dict[int, Callable[[Recipe, tuple[torch.Tensor, ...]], Meta | None]] = {}
+"""Shape rules by id: the output's meta of a common call, None where PyTorch's meta kernel must say."""
+TRIAL_ELEMENTS = 1 << 16
+
+
+def _no_overlap(r: Recipe, metas: tuple[torch.Tensor, ...]) -> None:
+    first = r.args[0] if r.args else None
+    if isinstance(first, T) and r.func._schema.name.endswith("_"):
+        m = r.ins[first.i]
+        if any(n > 1 and s == 0 for n, s in zip(m.shape, m.stride, strict=True)):
+            raise RuntimeError(
+                "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+                "Please clone() the tensor before performing the operation."
+            )
+
+
+def _on_cpu(m: Meta, one_element: bool) -> torch.Tensor:
+    shape = (1,) * len(m.shape) if one_element else m.shape
+    return torch.zeros(shape, dtype=m.dtype, device="cpu")
+
+
+def _raise_as_cpu(r: Recipe, scalars: list[float], one_element: bool = False) -> None:
+    """Run the op on CPU tensors of zeros, for the error it raises there; its result is thrown away."""
+    tensors = [_on_cpu(m, one_element or m.numel > TRIAL_ELEMENTS and len(m.shape) == 0) for m in r.ins]
+    named = {k: torch.device("cpu") if k == "device" else fill(v, tensors, scalars) for k, v in r.kwargs.items()}
+    r.func(*fill(list(r.args), tensors, scalars), **named)
+
+
+def _filled(m: Meta, values: Any) -> torch.Tensor:
+    """A CPU tensor of this meta: random floats and ones, or zeros."""
+    n = max(m.span, 1)
+    if m.dtype.is_floating_point and m.dtype.itemsize > 1:
+        base = values(n, dtype=torch.float32, device="cpu", **({"generator": _TRIAL} if values is torch.rand else {})).to(m.dtype)
+    else:
+        base = torch.full((n,), values is torch.rand, dtype=torch.bool, device="cpu").to(m.dtype)
+    return base.as_strided(m.shape, m.stride, m.offset)
+
+
+_TRIAL = torch.Generator(device="cpu")
+"""Trials draw from a generator of their own: the CPU's default one is left alone."""
+
+
+def _trial(r: Recipe, scalars: list[float]) -> bool:
+    """Whether an op without a loop form gives on the CPU what its meta kernel promised: tried once, on small random values and on zeros.
+
+    Takes over the CPU's strides where those differ. False sends the op to the immediate path, where its error or its
+    unexpected result shows at the user's line.
+    """
+    if sum(m.numel for m in r.ins) > TRIAL_ELEMENTS:
+        return True
+    result = None
+    for values in (torch.rand, torch.zeros):
+        tensors = [_filled(m, values) for m in r.ins]
+        named = {k: torch.device("cpu") if k == "device" else fill(v, tensors, scalars) for k, v in r.kwargs.items()}
+        try:
+            result = r.func(*fill(list(r.args), tensors, scalars), **named)
+            break
+        except Exception:
+            continue
+    else:
+        return False
+    many = result if isinstance(result, (tuple, list)) else (result,)
+    outs = list(r.outs)
+    for k, v in zip(r.returns, many, strict=True):
+        if k is not None and k >= 0:
+            if v.shape != outs[k].shape or v.dtype != outs[k].dtype:
+                return False
+            outs[k] = meta(v.shape, v.stride(), v.dtype)
+    r.outs = tuple(outs)
+    return True
 
 
 def _as_is(r: Recipe, outs: list[Meta]) -> list[Meta]:

@@ -368,11 +368,11 @@ def _absorbed(base: Group, guest: Group) -> Group | None:
 
 
 def needed(nodes: list[Node], live: set[int]) -> list[Node]:
-    """The nodes whose results somebody can still see."""
+    """The nodes whose results, or errors, somebody can still see."""
     need = set(live)
     keep: list[Node] = []
     for node in reversed(nodes):
-        if any(s in need for s in write_slots(node)):
+        if node.recipe.can_fail or any(s in need for s in write_slots(node)):
             keep.append(node)
             need.update(node.ins)
     keep.reverse()

@@ -79,7 +79,10 @@ class Step:
         if isinstance(error, Inherited):
             error = error.of  # type: ignore[assignment]
         else:
-            error.add_note(f"aten.{self.node.recipe.name}, recorded at {self.node.where}")
+            node = self.node
+            if isinstance(error, Faulty):
+                error, node = error.of, error.node  # type: ignore[assignment]
+            error.add_note(f"aten.{node.recipe.name}, recorded at {node.where}")
             errors.append(error)
         for s in self.outs:
             b = seg.bufs[s] if s >= 0 else seg.ext[~s]
@@ -93,6 +96,14 @@ class Inherited(Exception):  # noqa: N818
     def __init__(self, of: BaseException) -> None:
         super().__init__(str(of))
         self.of = of
+
+
+class Faulty(Exception):  # noqa: N818
+    """A fused kernel found a bad value; `of` is the error, `node` the op."""
+
+    def __init__(self, of: BaseException, node: Node) -> None:
+        super().__init__(str(of))
+        self.of, self.node = of, node
 
 
 class KernelStep(Step):
@@ -111,7 +122,7 @@ class KernelStep(Step):
         self.launch = self.compiled.bind(emitted.space)
         self.slots, self.offsets = emitted.slots, emitted.offsets
         self.scalars = emitted.scalars
-        self.guards = [(k, slot, m, error, torch.zeros(1, dtype=torch.int64, device="cpu")) for k, slot, m, error in emitted.guards]
+        self.guards = [(*g, torch.zeros(1, dtype=torch.int64, device="cpu")) for g in emitted.guards]
         self.threads = self.launch.threads(torch.get_num_threads())
 
     def run(self, seg: Segment) -> None:
@@ -121,14 +132,14 @@ class KernelStep(Step):
         pointers = []
         for s, off in zip(self.slots, self.offsets, strict=True):
             if s >= GUARD:
-                pointers.append(self.guards[s - GUARD][4].data_ptr())
+                pointers.append(self.guards[s - GUARD][-1].data_ptr())
             else:
                 pointers.append((bufs[s] if s >= 0 else ext[~s]).block.address + off)  # type: ignore[union-attr]
         scalars = [seg.scalars[i] if type(i) is int else i[1] for i in self.scalars]
         self.launch(pointers, scalars, self.threads)
-        for _, slot, m, error, word in self.guards:
+        for _, slot, m, error, node, word in self.guards:
             if word[0]:
-                raise error(memory().host(bufs[slot] if slot >= 0 else ext[~slot], m))
+                raise Faulty(error(memory().host(bufs[slot] if slot >= 0 else ext[~slot], m)), node)
         self.release(seg)
 
 

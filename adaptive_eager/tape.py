@@ -51,7 +51,7 @@ class Recipe:
     placeholders. body: its loop form, None for library and fallback ops. native: False for a counted fallback.
     """
 
-    __slots__ = ("args", "body", "func", "ins", "kwargs", "name", "native", "outs", "returns", "scalar_types", "single", "writes")
+    __slots__ = ("args", "body", "can_fail", "func", "ins", "kwargs", "name", "native", "outs", "returns", "scalar_types", "single", "writes")
 
     func: Any
     name: str
@@ -65,6 +65,7 @@ class Recipe:
     scalar_types: tuple[type, ...]
     body: Body | None
     native: bool
+    can_fail: bool
 
 
 class Node:

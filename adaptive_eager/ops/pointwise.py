@@ -7,7 +7,7 @@ fused, alone, or on the tile interpreter an op has one set of bits. Formulas are
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from torch._prims_common import elementwise_dtypes
 from adaptive_eager import lower
 from adaptive_eager.kernels.build import Builder, Val, fn, maximum, minimum, where
 from adaptive_eager.lower import Body, IndexMap
-from adaptive_eager.meta import DTYPE_NAMES, Meta
+from adaptive_eager.meta import DTYPE_NAMES, Meta, contiguous_meta
 from adaptive_eager.tape import Recipe, S, T
 from adaptive_eager.tensor import FAST
 
@@ -319,6 +319,55 @@ def lower_pointwise(row: Pointwise, name: str, r: Recipe, metas: tuple[torch.Ten
     return Body("map", dims, tuple(ins), ((~r.writes[0] if r.writes else 0, out),), build)
 
 
+def shape_rule(row: Pointwise, name: str, r: Recipe, metas: tuple[torch.Tensor, ...]) -> Meta | None:
+    """The output's meta when all operands are contiguous: shapes broadcast, dtypes promote; None for anything else."""
+    if not all(m.contiguous for m in r.ins) or r.kwargs.get("memory_format") is not None:
+        return None
+    base = name.split(".")[0]
+    shape: tuple[int, ...] = ()
+    for m in r.ins:
+        joined = broadcast(shape, m.shape)
+        if joined is None:
+            return None
+        shape = joined
+    if base == "_to_copy":
+        return None if r.kwargs.keys() - {"dtype"} else contiguous_meta(shape, r.kwargs.get("dtype") or r.ins[0].dtype)
+    if base == "clone" or base.startswith(("fill", "zero", "copy")):
+        return r.ins[0] if shape == r.ins[0].shape and (base == "clone" or base.endswith("_")) and not r.ins[0].offset else None
+    participants: list[Any] = []
+    for k, a in enumerate(r.args):
+        if k in row.skip:
+            continue
+        if isinstance(a, T):
+            participants.append(metas[a.i])
+        elif isinstance(a, S):
+            participants.append(r.scalar_types[a.i](1))
+        elif isinstance(a, (bool, int, float)):
+            participants.append(a)
+    for k in r.kwargs:
+        if k not in row.keywords or k in ("min", "max"):
+            return None
+    if not participants or (base == "where" and r.ins[0].dtype is not torch.bool):
+        return None
+    _, dtype = elementwise_dtypes(*participants, type_promotion_kind=_KINDS[row.promote])
+    if row.only == "float" and not dtype.is_floating_point or row.only == "int" and dtype.is_floating_point:
+        return None
+    if r.func._schema.is_mutable:
+        target = r.ins[0]
+        return target if target.shape == shape and torch.can_cast(dtype, target.dtype) else None
+    return contiguous_meta(shape, dtype)
+
+
+def broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:
+    """The shape that two shapes broadcast to, or None."""
+    if tuple(a) == tuple(b):
+        return tuple(a)
+    n = max(len(a), len(b))
+    x, y = (1,) * (n - len(a)) + tuple(a), (1,) * (n - len(b)) + tuple(b)
+    out = tuple([q if p == 1 else p for p, q in zip(x, y, strict=True)])
+    return out if all(p in (1, o) and q in (1, o) for p, q, o in zip(x, y, out, strict=True)) else None
+
+
 def register() -> None:
     """Enter every row into the tables of `lower` and the fast path."""
     for row in TABLE:
@@ -333,7 +382,13 @@ def register() -> None:
             def native(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any, row: Pointwise = row, name: str = name) -> Body | None:
                 return lower_pointwise(row, name, r, metas, results)
 
+            def rule(r: Recipe, metas: tuple[torch.Tensor, ...], row: Pointwise = row, name: str = name) -> Meta | None:
+                return shape_rule(row, name, r, metas)
+
             lower.NATIVE[f] = native
+            lower.RULES[f] = rule
+            if packet in ("fill_", "zero_"):
+                lower.OVERLAP_OK.add(f)
             if row.literal:
                 lower.LITERAL_NUMBERS.add(f)
             else:
