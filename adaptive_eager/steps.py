@@ -76,15 +76,18 @@ class Step:
 
     def fail(self, seg: Segment, error: Exception, errors: list[BaseException]) -> None:
         """Keep the error on what this step would have made; the segment goes on without it."""
+        lost = self.outs
         if isinstance(error, Inherited):
             error = error.of  # type: ignore[assignment]
         else:
-            node = self.node
+            node, lost = self.node, self.outs
             if isinstance(error, Faulty):
-                error, node = error.of, error.node  # type: ignore[assignment]
+                error, node, lost = error.of, error.node, error.lost  # type: ignore[assignment]
             error.add_note(f"aten.{node.recipe.name}, recorded at {node.where}")
             errors.append(error)
-        for s in self.outs:
+            if lost is not self.outs:
+                self.release(seg)
+        for s in lost:
             b = seg.bufs[s] if s >= 0 else seg.ext[~s]
             if s >= 0 or b.block is None:
                 b.error, b.block, b.owner = error, None, None
@@ -99,20 +102,25 @@ class Inherited(Exception):  # noqa: N818
 
 
 class Faulty(Exception):  # noqa: N818
-    """A fused kernel found a bad value; `of` is the error, `node` the op."""
+    """A fused kernel found a bad value; `of` is the error, `node` the op, `lost` the slots that depend on it."""
 
-    def __init__(self, of: BaseException, node: Node) -> None:
+    def __init__(self, of: BaseException, node: Node, nodes: list[Node]) -> None:
         super().__init__(str(of))
         self.of, self.node = of, node
+        lost = set(planning.write_slots(node))
+        for later in nodes[nodes.index(node) + 1 :]:
+            if lost & set(planning.read_slots(later)):
+                lost |= set(planning.write_slots(later))
+        self.lost = sorted(lost)
 
 
 class KernelStep(Step):
     """One launch of a fused kernel."""
 
-    __slots__ = ("compiled", "emitted", "guards", "launch", "offsets", "scalars", "slots", "threads")
+    __slots__ = ("compiled", "emitted", "guards", "launch", "nodes", "offsets", "scalars", "slots", "threads")
 
-    def __init__(self, emitted: Any, node: Node) -> None:
-        self.node = node
+    def __init__(self, emitted: Any, nodes: list[Node]) -> None:
+        self.nodes, self.node = nodes, nodes[0]
         self.emitted = emitted
         before = kernel_stats.compiled
         self.compiled = compile_kernel(emitted.kernel)
@@ -139,7 +147,7 @@ class KernelStep(Step):
         self.launch(pointers, scalars, self.threads)
         for _, slot, m, error, node, word in self.guards:
             if word[0]:
-                raise Faulty(error(memory().host(bufs[slot] if slot >= 0 else ext[~slot], m)), node)
+                raise Faulty(error(memory().host(bufs[slot] if slot >= 0 else ext[~slot], m)), node, self.nodes)
         self.release(seg)
 
 
@@ -242,7 +250,7 @@ def make_plan(end: Node, live: tuple[bool, ...], live_ext: tuple[bool, ...]) -> 
             emitted = Emitter(g, stored, dtype_of_writes([i.node for i in g.items])).finish()
             if not any(i.op == "store" for i in emitted.kernel.insts):
                 continue
-            step = KernelStep(emitted, g.items[0].node)
+            step = KernelStep(emitted, [i.node for i in g.items])
             launches += 1
             read += emitted.read
             written += emitted.written

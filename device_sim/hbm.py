@@ -26,6 +26,8 @@ UNROUNDED = 16 << 20
 """Bytes from which sizes are not rounded to a class."""
 SMALL_SEGMENT = 2 << 20
 LARGE_SEGMENT = 32 << 20
+OWN_SEGMENT = 10 << 20
+"""Bytes from which a block gets a segment of its own, so that it can be given back whole."""
 STATS = ("allocation", "allocated_bytes", "requested_bytes", "reserved_bytes", "active_bytes", "segment")
 
 
@@ -155,7 +157,8 @@ class HBM:
 
     def _new_segment(self, size: int, large: bool) -> int | None:
         """Take a segment out of the arena and cut the block off its front."""
-        want = (max(size, LARGE_SEGMENT if large else SMALL_SEGMENT) + SMALL_SEGMENT - 1) & -SMALL_SEGMENT
+        usual = SMALL_SEGMENT if not large else LARGE_SEGMENT if size < OWN_SEGMENT else size
+        want = (max(size, usual) + SMALL_SEGMENT - 1) & -SMALL_SEGMENT
         for n in dict.fromkeys((want, size)):
             for k, (start, room) in enumerate(self._holes):
                 if room >= n:

@@ -188,12 +188,13 @@ def verify(kernel: Kernel) -> None:
     def fail(n: int, rule: str) -> None:
         raise InvalidKernel(f"%{n} = {kernel.insts[n]}: {rule}")
 
-    at = levels(kernel)
     for n, inst in enumerate(kernel.insts):
         if inst.op not in OPS:
             fail(n, "unknown op")
         if any(a >= n or a < 0 for a in inst.args):
             fail(n, "an argument is not an earlier value")
+    at = levels(kernel)
+    for n, inst in enumerate(kernel.insts):
         if any(kernel.insts[a].op == "store" for a in inst.args):
             fail(n, "a store has no value")
         if inst.op != "store" and inst.dtype not in VALUE_DTYPES:

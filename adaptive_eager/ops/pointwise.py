@@ -350,7 +350,7 @@ def shape_rule(row: Pointwise, name: str, r: Recipe, metas: tuple[torch.Tensor, 
     if not participants or (base == "where" and r.ins[0].dtype is not torch.bool):
         return None
     _, dtype = elementwise_dtypes(*participants, type_promotion_kind=_KINDS[row.promote])
-    if row.only == "float" and not dtype.is_floating_point or row.only == "int" and dtype.is_floating_point:
+    if dtype.is_complex or (row.only == "float" and not dtype.is_floating_point) or (row.only == "int" and dtype.is_floating_point):
         return None
     if r.func._schema.is_mutable:
         target = r.ins[0]
