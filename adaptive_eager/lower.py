@@ -209,6 +209,8 @@ def make_recipe(call: Call) -> Recipe | None:
             break
     rule = RULES.get(f)
     out = rule(r, metas) if rule is not None else None
+    if out is not None and not _dtypes_agree(r, out, call.scalars):
+        out = None
     many: Any = ()
     if out is not None:
         r.single, r.writes = True, (0,) if func._schema.is_mutable else ()
@@ -244,6 +246,26 @@ OVERLAP_OK: set[int] = set()
 RULES: dict[int, Callable[[Recipe, tuple[torch.Tensor, ...]], Meta | None]] = {}
 """Shape rules by id: the output's meta of a common call, None where PyTorch's meta kernel must say."""
 TRIAL_ELEMENTS = 1 << 16
+
+
+_AGREED: dict[Any, torch.dtype] = {}
+
+
+def _dtypes_agree(r: Recipe, out: Meta, scalars: list[float]) -> bool:
+    """Whether the CPU gives our shape rule's dtype: asked once for each op and dtypes, on tensors of one element.
+
+    Raises:
+        Exception: the CPU's own, where it refuses the dtypes.
+    """
+    dims = tuple([len(m.shape) > 0 for m in r.ins])
+    key = (id(r.func), tuple([m.dtype for m in r.ins]), dims, r.scalar_types, repr((r.args, r.kwargs)))
+    dtype = _AGREED.get(key)
+    if dtype is None:
+        tensors = [torch.ones((1,) if d else (), dtype=m.dtype, device="cpu") for m, d in zip(r.ins, dims, strict=True)]
+        numbers = [t(1) for t in r.scalar_types]
+        named = {k: torch.device("cpu") if k == "device" else fill(v, tensors, numbers) for k, v in r.kwargs.items()}
+        dtype = _AGREED[key] = r.func(*fill(list(r.args), tensors, numbers), **named).dtype
+    return dtype == out.dtype
 
 
 def _no_overlap(r: Recipe, metas: tuple[torch.Tensor, ...]) -> None:
