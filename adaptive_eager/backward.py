@@ -58,13 +58,13 @@ def _wrap(run: Any) -> Any:
 
 def install() -> None:
     """Wrap the one function through which Python starts a backward pass. Idempotent."""
-    import torch.autograd.graph as graph
+    from torch.autograd import graph
 
     if getattr(graph._engine_run_backward, "_adaptive_eager", False):
         return
     wrapped = _wrap(graph._engine_run_backward)
     graph._engine_run_backward = wrapped
-    torch.autograd._engine_run_backward = wrapped
+    torch.autograd._engine_run_backward = wrapped  # type: ignore[attr-defined]
     atexit.register(_settle)
 
 

@@ -92,6 +92,7 @@ class Emitter:
             for d in block:
                 size *= dims[d]
             sizes.append(size)
+        self.outer: tuple[int, ...]
         self.flat = len(sizes) == 1 and not self.rowwise
         if len(sizes) == 1:
             size = sizes[0]

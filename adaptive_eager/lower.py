@@ -144,6 +144,7 @@ def bring(func: Any, a: torch.Tensor) -> Any:
     if a.device.type == "cpu" and (a.dim() == 0 or str(func) in CPU_ARGUMENTS_OK):
         return upload(a)
     device_mismatch(a)
+    return None
 
 
 class Unsupported(Exception):  # noqa: N818
@@ -298,7 +299,7 @@ def _filled(m: Meta, values: Any) -> torch.Tensor:
         base = values(n, dtype=torch.float32, device="cpu", **({"generator": _TRIAL} if values is torch.rand else {})).to(m.dtype)
     else:
         base = torch.full((n,), values is torch.rand, dtype=torch.bool, device="cpu").to(m.dtype)
-    return base.as_strided(m.shape, m.stride, m.offset)
+    return torch.as_strided(base, m.shape, m.stride, m.offset)
 
 
 _TRIAL = torch.Generator(device="cpu")
@@ -320,7 +321,7 @@ def _trial(r: Recipe, scalars: list[float]) -> bool:
         try:
             result = r.func(*fill(list(r.args), tensors, scalars), **named)
             break
-        except Exception:
+        except Exception:  # noqa: S112 - the next values may suit the op
             continue
     else:
         return False

@@ -87,11 +87,12 @@ class DeviceMemory:
 
     def host(self, buffer: Buffer, m: Meta) -> torch.Tensor:
         """A CPU tensor over the buffer's memory with the given metadata: shares bytes, copies nothing."""
-        owner = buffer.owner
+        owner: Any = buffer.owner
         if owner is None:
             block = buffer.block
             assert block is not None
-            owner = buffer.owner = torch._C._construct_storage_from_data_pointer(block.address, _CPU, block.size)
+            owner = torch._C._construct_storage_from_data_pointer(block.address, _CPU, block.size)
+            buffer.owner = owner  # type: ignore[assignment]
         return torch.empty(0, dtype=m.dtype, device="cpu").set_(owner, m.offset, m.shape, m.stride)
 
     def owns(self, t: torch.Tensor) -> bool:

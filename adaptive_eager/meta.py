@@ -75,7 +75,7 @@ def contiguous_meta(shape: Sequence[int], dtype: torch.dtype) -> Meta:
 
 def meta_of(t: torch.Tensor) -> Meta:
     """The Meta of any strided tensor, neuron or not."""
-    return meta(t.shape, t.stride(), t.dtype, t.storage_offset())
+    return meta(t.shape, t.stride(), t.dtype, int(t.storage_offset()))
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:

@@ -161,7 +161,8 @@ def lay(body: Body, dims: tuple[int, ...], how: str, node: Node) -> Item:
 def place(g: Group, node: Node) -> tuple[str, tuple[int, ...]] | None:
     """(how, dims): a way to lay the node over the group's space, with the dims the group then has; None if there is none."""
     body = node.recipe.body
-    assert body is not None and g.dims is not None
+    assert body is not None
+    assert g.dims is not None
     dims, bd = g.dims, body.dims
     rowwise = g.kinds & {"row", "col"}
     if body.kind == "map":

@@ -163,7 +163,8 @@ class Tape:
         except BaseException:
             seg.repair()
             raise
-        fresh = b = None
+        del fresh[:]
+        b = None  # type: ignore[assignment]
         result: Any
         if recipe.single:
             k = recipe.returns[0]
@@ -190,6 +191,7 @@ class Tape:
         node.inplace = bool(recipe.writes)
         if recipe.single and recipe.returns == (0,):
             node.out, node.make = recipe.outs[0], recipe.outs[0].new
+            node.nbytes = span_bytes(recipe.outs[0])
         node.where = user_site()
         limits = self.limits
         node.full = limits.mode != "adaptive" or node.depth >= limits.ops or node.bytes > limits.bytes

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from adaptive_eager.stats import COUNTERS
 
 try:  # the C module: signal.signal spends microseconds on enums
-    import _signal as signal
+    import _signal as signal  # type: ignore[import-not-found]
 except ImportError:
     import signal  # type: ignore[no-redef]
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
-import torch
 from torch.overrides import TorchFunctionMode
 
 from adaptive_eager import factories as _factories  # noqa: F401 - op tables

@@ -165,7 +165,7 @@ class LibraryStep(Step):
         self.seeded = id(r.func) in SEEDED
         self.scalar0 = node.scalar0
         self.first_out = node.first_out
-        self.metas = [m for m in r.outs]
+        self.metas = list(r.outs)
         out = LIBRARY.get(id(r.func))
         direct = out is not None and len(r.outs) == 1 and r.outs[0].contiguous and not self.kwargs.keys() - {"beta", "alpha"}
         self.out_of = out if direct else None

@@ -26,7 +26,7 @@ from adaptive_eager.meta import Meta
 
 if TYPE_CHECKING:
     from adaptive_eager.lower import Body
-    from adaptive_eager.plan import Plan
+    from adaptive_eager.steps import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,7 @@ class Node:
         "ins",
         "make",
         "nbufs",
+        "nbytes",
         "next",
         "nscalars",
         "out",
@@ -105,6 +106,7 @@ class Node:
         self.inplace = False
         self.make: Callable[[], Any] | None = None
         self.out: Meta | None = None
+        self.nbytes = 0
         self.where = ""
         self.written: tuple[int, ...] = ()
 

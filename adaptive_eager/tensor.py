@@ -80,9 +80,9 @@ class NeuronTensor(torch.Tensor):
                                 if node.full:
                                     TAPE.after_full(seg, node)
                                 return a
-                            out = Buffer.__new__(Buffer)
+                            out: Any = Buffer.__new__(Buffer)
                             out.block = out.owner = out.error = None
-                            out.nbytes = node.out.numel * node.out.itemsize
+                            out.nbytes = node.nbytes
                             out.seg = seg
                             out.slot = at.nbufs
                             t = node.make()
@@ -204,4 +204,4 @@ from adaptive_eager.backward import stash  # noqa: E402
 from adaptive_eager.dispatch import slow  # noqa: E402
 from adaptive_eager.record import TAPE  # noqa: E402
 
-LOCK = TAPE.lock
+LOCK: Any = TAPE.lock  # type: ignore[has-type]

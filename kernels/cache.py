@@ -46,7 +46,7 @@ def _sources() -> str:
 
 def key(text: str, target: str) -> str:
     """The name under which a kernel's object code is kept."""
-    return hashlib.sha256("\0".join((text, target, _sources())).encode()).hexdigest()
+    return hashlib.sha256(f"{text}\x00{target}\x00{_sources()}".encode()).hexdigest()
 
 
 def say_once(text: str) -> None:

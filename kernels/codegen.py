@@ -14,12 +14,25 @@ from __future__ import annotations
 import enum
 from typing import Any
 
-from llvmlite import ir
-
 from adaptive_eager.kernels import vmath
 from adaptive_eager.kernels.ir import FLOATS, ITEMSIZE, MATH, Kernel, levels
-from adaptive_eager.kernels.lanes import F64, I1, I8, I32, I64, MEMORY, PTR, VALUE, Emit, Lanes, W, constant, suffix
+from adaptive_eager.kernels.lanes import (
+    F64,
+    I1,
+    I8,
+    I32,
+    I64,
+    MEMORY,
+    PTR,
+    VALUE,
+    Emit,
+    Lanes,
+    W,
+    constant,
+    suffix,
+)
 from adaptive_eager.kernels.schedule import Loop, Schedule
+from llvmlite import ir
 
 
 class Word(enum.IntEnum):
@@ -116,8 +129,7 @@ class Generator:
         if inner == "unit":
             p = b.gep(base, [b.mul(j, self.i64(size))], source_etype=I8)
             if mask is None:
-                v = b.load(p, typ=t, align=size)
-                return v
+                return b.load(p, typ=t, align=size)
             return self.e.call(f"llvm.masked.load.{suffix(t)}.p0", t, [p, ir.Constant(I32, size), mask, constant(t, 0)])
         ptrs = self._addresses(base, j, stride)
         if mask is None:
@@ -198,7 +210,8 @@ class Generator:
         """A uniform source."""
         i = self.k.insts[n]
         if i.op == "const":
-            assert i.attr is not None and not isinstance(i.attr, str)
+            assert i.attr is not None
+            assert not isinstance(i.attr, str)
             return Lanes(self.e, constant(VALUE[i.dtype], i.attr), i.dtype)
         if i.op == "scalar":
             assert isinstance(i.attr, int)
@@ -362,7 +375,7 @@ class Generator:
         if i.dtype in FLOATS:
             return float("-inf") if i.op == "rmax" else float("inf")
         unsigned = i.dtype in ("u8", "bool")
-        bits = VALUE[i.dtype].width
+        bits = int(VALUE[i.dtype].width)
         if i.op == "rmax":
             return 0 if unsigned else -(1 << (bits - 1))
         return (1 << bits) - 1 if unsigned else (1 << (bits - 1)) - 1
@@ -454,9 +467,9 @@ class Generator:
         b, k, s = self.b, self.k, self.s
         self.cols, tasks = self.word(Word.COLS), self.word(Word.TASKS)
         self.uniforms()
-        operands = {i.attr for n, i in enumerate(k.insts) if self.at[n] == "finish" and i.op in ("fload", "store")}
-        base = {o: b.inttoptr(self.word(self.layout.pointers + o), PTR) for o in operands}  # type: ignore[operator]
-        stride = {o: self.word(self.layout.strides + o * (k.outer + 1) + k.outer) for o in operands}  # type: ignore[operator]
+        operands = {int(i.attr or 0) for n, i in enumerate(k.insts) if self.at[n] == "finish" and i.op in ("fload", "store")}
+        base = {o: b.inttoptr(self.word(self.layout.pointers + o), PTR) for o in operands}
+        stride = {o: self.word(self.layout.strides + o * (k.outer + 1) + k.outer) for o in operands}
         sums = {n: b.inttoptr(self.word(self.layout.totals + self.total[n]), PTR) for n in s.totals}
         for n in s.totals:
             if n not in s.elem_totals:
@@ -465,10 +478,10 @@ class Generator:
             i = k.insts[n]
             if i.op == "store":
                 o = k.operands[i.attr]  # type: ignore[index]
-                b.store(self.e.narrow(self.scalar[i.args[0]], o.dtype), base[i.attr], align=ITEMSIZE[o.dtype])
+                b.store(self.e.narrow(self.scalar[i.args[0]], o.dtype), base[int(i.attr or 0)], align=ITEMSIZE[o.dtype])
             elif i.op == "fload":
                 o = k.operands[i.attr]  # type: ignore[index]
-                self.scalar[n] = self.e.widen(b.load(base[i.attr], typ=MEMORY[o.dtype], align=ITEMSIZE[o.dtype]), o.dtype)
+                self.scalar[n] = self.e.widen(b.load(base[int(i.attr or 0)], typ=MEMORY[o.dtype], align=ITEMSIZE[o.dtype]), o.dtype)
             else:
                 self.scalar[n] = self.compute(n, [self.scalar[a] for a in i.args])
         if s.column:

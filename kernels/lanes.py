@@ -7,11 +7,10 @@ register are split by LLVM, which hides latencies by itself. Nothing here allows
 from __future__ import annotations
 
 import struct
-from typing import Any
-
-from llvmlite import ir
+from typing import Any, ClassVar
 
 from adaptive_eager.kernels.ir import FLOATS
+from llvmlite import ir
 
 W = 32
 """Lanes of a block of columns."""
@@ -109,7 +108,7 @@ class Lanes:
 class Emit:
     """Emits instructions at a builder's position; implements `vmath.Ops`."""
 
-    SYMBOLS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+    SYMBOLS: ClassVar = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
     def __init__(self, module: ir.Module, b: ir.IRBuilder) -> None:
         self.m, self.b = module, b

@@ -7,6 +7,7 @@ transcendentals, which are kept in a tile of scratch memory (one row long) by th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from adaptive_eager.kernels.ir import MATH, ROW_REDUCE, Kernel, levels, stages
@@ -83,7 +84,7 @@ def schedule(kernel: Kernel) -> Schedule:
     return s
 
 
-def _needs(kernel: Kernel, s: Schedule, at: list[str]) -> None:
+def _needs(kernel: Kernel, s: Schedule, at: Sequence[str]) -> None:
     insts = kernel.insts
     first: dict[int, int] = {}
     for k, loop in enumerate(s.loops):
@@ -94,17 +95,16 @@ def _needs(kernel: Kernel, s: Schedule, at: list[str]) -> None:
             if at[n] != "elem" or n in want:
                 continue
             want.add(n)
-            if insts[n].op in MATH:
-                if first.setdefault(n, k) < k:
-                    loop.from_tile.add(n)
-                    s.loops[first[n]].to_tile.add(n)
-                    continue
+            if insts[n].op in MATH and first.setdefault(n, k) < k:
+                loop.from_tile.add(n)
+                s.loops[first[n]].to_tile.add(n)
+                continue
             todo.extend(insts[n].args)
         loop.needs = sorted(want)
     s.tiles = sorted({n for loop in s.loops for n in loop.to_tile})
 
 
-def _finish(kernel: Kernel, s: Schedule, at: list[str]) -> None:
+def _finish(kernel: Kernel, s: Schedule, at: Sequence[str]) -> None:
     insts = kernel.insts
     column: set[int] = set()
     for n, i in enumerate(insts):

@@ -156,8 +156,8 @@ TABLE: tuple[Pointwise, ...] = (
     Pointwise("rsub.Tensor rsub.Scalar", lambda x, y, alpha: y - (x if alpha is None else alpha * x), skip=(2,), defaults=(None,), keywords=("alpha",)),
     Pointwise("mul.Tensor mul_.Tensor mul.Scalar mul_.Scalar", lambda x, y: x * y if x.dtype != "bool" else x & y),
     Pointwise("div.Tensor div_.Tensor div.Scalar div_.Scalar", lambda x, y: x / y, "float"),
-    Pointwise("maximum.default", lambda x, y: maximum(x, y)),
-    Pointwise("minimum.default", lambda x, y: minimum(x, y)),
+    Pointwise("maximum.default", maximum),
+    Pointwise("minimum.default", minimum),
     Pointwise("eq.Tensor eq.Scalar", lambda x, y: x.eq(y), "compare"),
     Pointwise("ne.Tensor ne.Scalar", lambda x, y: x.ne(y), "compare"),
     Pointwise("lt.Tensor lt.Scalar", lambda x, y: x < y, "compare"),
@@ -195,8 +195,8 @@ TABLE: tuple[Pointwise, ...] = (
     Pointwise("where.ScalarOther where.ScalarSelf where.Scalar", lambda c, x, y: where(c.to("bool"), x, y), skip=(0,)),
     Pointwise("masked_fill.Scalar masked_fill_.Scalar masked_fill.Tensor masked_fill_.Tensor", lambda x, m, v: where(m, v, x), skip=(1, 2)),
     Pointwise("clamp.default clamp_.default clamp.Tensor clamp_.Tensor", _clamp, defaults=(None, None), keywords=("min", "max")),
-    Pointwise("clamp_min.default clamp_min_.default clamp_min.Tensor", lambda x, lo: maximum(x, lo)),
-    Pointwise("clamp_max.default clamp_max_.default clamp_max.Tensor", lambda x, hi: minimum(x, hi)),
+    Pointwise("clamp_min.default clamp_min_.default clamp_min.Tensor", maximum),
+    Pointwise("clamp_max.default clamp_max_.default clamp_max.Tensor", minimum),
     Pointwise("lerp.Scalar lerp_.Scalar lerp.Tensor lerp_.Tensor", _mean_half, only="float", skip=(2,)),
     Pointwise("addcmul.default addcmul_.default", lambda x, y, z, v: x + (y * z if v is None else v * y * z), skip=(3,), defaults=(None,), keywords=("value",)),
     Pointwise("addcdiv.default addcdiv_.default", lambda x, y, z, v: x + (y / z if v is None else v * y / z), only="float", skip=(3,), defaults=(None,), keywords=("value",)),
@@ -275,10 +275,10 @@ def lower_pointwise(row: Pointwise, name: str, r: Recipe, metas: tuple[torch.Ten
     elif base in ("fill_", "fill", "zero_"):
         cd = value_dtype(target.dtype)
     else:
-        participants = [t for t in (*tensors, *numbers)]
+        participants = [*tensors, *numbers]
         compute, _ = elementwise_dtypes(*participants, type_promotion_kind=_KINDS[row.promote])
         if row.promote == "compare":
-            compute = torch.result_type(*participants) if len(participants) == 2 else tensors[0].dtype
+            compute = torch.result_type(participants[0], participants[1]) if len(participants) == 2 else tensors[0].dtype
         cd = value_dtype(compute)
     if cd is None or any(DTYPE_NAMES.get(m.dtype) is None for m in r.ins):
         return None
@@ -298,7 +298,7 @@ def lower_pointwise(row: Pointwise, name: str, r: Recipe, metas: tuple[torch.Ten
         except NotImplementedError:
             return None
     spec = tuple(positional)
-    convert = frozenset(range(len(spec))) - ({0} if base in ("where",) else {1} if base.startswith("masked_fill") else set())
+    convert = frozenset(range(len(spec))) - ({0} if base == "where" else {1} if base.startswith("masked_fill") else set())
 
     def build(b: Builder, values: list[Val | None], scalars: list[Val]) -> list[Val]:
         operands: list[Any] = []
@@ -344,9 +344,8 @@ def shape_rule(row: Pointwise, name: str, r: Recipe, metas: tuple[torch.Tensor, 
             participants.append(r.scalar_types[a.i](1))
         elif isinstance(a, (bool, int, float)):
             participants.append(a)
-    for k in r.kwargs:
-        if k not in row.keywords or k in ("min", "max"):
-            return None
+    if any(name not in row.keywords or name in ("min", "max") for name in r.kwargs):
+        return None
     if not participants or (base == "where" and r.ins[0].dtype is not torch.bool):
         return None
     _, dtype = elementwise_dtypes(*participants, type_promotion_kind=_KINDS[row.promote])

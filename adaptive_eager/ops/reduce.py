@@ -16,7 +16,17 @@ from typing import Any
 import torch
 
 from adaptive_eager import lower
-from adaptive_eager.kernels.build import Builder, Val, column_totals, fn, row_max, row_min, row_sum, total, where
+from adaptive_eager.kernels.build import (
+    Builder,
+    Val,
+    column_totals,
+    fn,
+    row_max,
+    row_min,
+    row_sum,
+    total,
+    where,
+)
 from adaptive_eager.lower import Body, IndexMap
 from adaptive_eager.meta import Meta
 from adaptive_eager.ops.pointwise import value_dtype
@@ -272,7 +282,8 @@ def softmax(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body | 
         return None
 
     def build(b: Builder, v: list[Val | None], s: list[Val]) -> list[Val]:
-        assert v[0] is not None and cd is not None
+        assert v[0] is not None
+        assert cd is not None
         x = v[0].to(cd)
         _, e, z = exps(x)
         y = e / z.to(cd)
@@ -292,7 +303,8 @@ def log_softmax(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Bod
         return None
 
     def build(b: Builder, v: list[Val | None], s: list[Val]) -> list[Val]:
-        assert v[0] is not None and cd is not None
+        assert v[0] is not None
+        assert cd is not None
         shifted, _, z = exps(v[0].to(cd))
         return [(shifted - fn("log", z.to(cd))).to(r.outs[0].tname or "")]
 
@@ -306,7 +318,9 @@ def softmax_backward(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -
     cd = value_dtype(r.ins[0].dtype)
 
     def build(b: Builder, v: list[Val | None], s: list[Val]) -> list[Val]:
-        assert v[0] is not None and v[1] is not None and cd is not None
+        assert v[0] is not None
+        assert v[1] is not None
+        assert cd is not None
         g, y = v[0].to(cd), v[1].to(cd)
         return [(y * (g - row_sum(g * y).to(cd))).to(r.outs[0].tname or "")]
 
@@ -320,7 +334,9 @@ def log_softmax_backward(r: Recipe, metas: tuple[torch.Tensor, ...], results: An
     cd = value_dtype(r.ins[0].dtype)
 
     def build(b: Builder, v: list[Val | None], s: list[Val]) -> list[Val]:
-        assert v[0] is not None and v[1] is not None and cd is not None
+        assert v[0] is not None
+        assert v[1] is not None
+        assert cd is not None
         g, y = v[0].to(cd), v[1].to(cd)
         return [(g - fn("exp", y) * row_sum(g).to(cd)).to(r.outs[0].tname or "")]
 
@@ -358,7 +374,8 @@ def layer_norm(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body
             ins[laid[0]] = laid[1]
     cd = value_dtype(m.dtype)
     stat = r.outs[1].tname
-    assert cd is not None and stat is not None
+    assert cd is not None
+    assert stat is not None
 
     def build(b: Builder, v: list[Val | None], s: list[Val]) -> list[Val]:
         assert v[0] is not None
@@ -418,7 +435,10 @@ def layer_norm_backward(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any
 
     def build(b: Builder, v: list[Val | None], s: list[Val]) -> list[Val]:
         g, x, mean, rstd = (v[a.i] for a in (g_, x_, mean_, rstd_))
-        assert g is not None and x is not None and mean is not None and rstd is not None
+        assert g is not None
+        assert x is not None
+        assert mean is not None
+        assert rstd is not None
         n = s[-1].to("f64")
         xhat = (x - mean) * rstd
         out: list[Val] = []
@@ -501,7 +521,8 @@ def nll_loss(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body |
 
     def build(b: Builder, v: list[Val | None], s: list[Val]) -> list[Val]:
         p, t = v[logp.i], v[target.i]
-        assert p is not None and t is not None
+        assert p is not None
+        assert t is not None
         counts = t.ne(ignore)
         picked = row_sum(where(b.iota("inner").eq(t), p, 0.0))
         loss = total(where(counts, -picked, 0.0))
@@ -540,7 +561,9 @@ def nll_loss_backward(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) 
 
     def build(b: Builder, v: list[Val | None], s: list[Val]) -> list[Val]:
         t, grad, n = v[target.i], v[g.i], v[count.i]
-        assert t is not None and grad is not None and n is not None
+        assert t is not None
+        assert grad is not None
+        assert n is not None
         each = -grad / n if how == 1 else -grad
         return [where(b.iota("inner").eq(t) & t.ne(ignore), each, 0.0)]
 

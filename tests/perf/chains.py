@@ -107,9 +107,9 @@ def compare(n: int, repeats: int, tuned: bool, inductor: bool) -> dict[str, dict
                 if r >= 3:
                     got[k].append(t)
         row: dict[str, Any] = {k: statistics.median(v) * 1e6 for k, v in got.items()}
-        for k in got:
+        for k, times in got.items():
             if k != "neuron":
-                ratios = [a / b for a, b in zip(got[k], got["neuron"], strict=True)]
+                ratios = [a / b for a, b in zip(times, got["neuron"], strict=True)]
                 row[f"{k} / neuron"] = statistics.quantiles(ratios, n=4)
         out[name] = row
     return out

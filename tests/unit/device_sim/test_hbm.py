@@ -4,11 +4,10 @@ import gc
 import threading
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from adaptive_eager.device_sim.hbm import GRAIN, HBM, OutOfHBM, size_class
 from adaptive_eager.device_sim.spec import TRN2
+from hypothesis import given
+from hypothesis import strategies as st
 
 MIB = 1 << 20
 SIZES = st.one_of(st.integers(0, 5000), st.integers(0, 3 * MIB), st.sampled_from([MIB, MIB - 1, 16 * MIB, 16 * MIB + 7, 40 * MIB]))

@@ -1,7 +1,6 @@
 """Building, running and simulating small kernels in tests."""
 
 import numpy as np
-
 from adaptive_eager.kernels import ir
 from adaptive_eager.kernels.build import Builder
 from adaptive_eager.kernels.launch import compile_kernel

@@ -6,7 +6,6 @@ import sys
 import warnings
 
 import pytest
-
 from adaptive_eager.kernels import cache
 
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from adaptive_eager.kernels import build, ir
 from adaptive_eager.kernels.build import fn
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from adaptive_eager.kernels import ir
 from adaptive_eager.kernels.build import column_totals, fn, row_max, row_min, row_sum, total
 from adaptive_eager.kernels.launch import compile_kernel
@@ -102,7 +101,6 @@ def test_threads_change_no_bit():
     from pathlib import Path
 
     import torch
-
     from adaptive_eager.kernels import pool
 
     for path in glob.glob(str(Path(torch.__file__).parent / "lib" / "libgomp*")):

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from adaptive_eager.kernels.build import fn
 
 from .harness import kernel, run_flat
