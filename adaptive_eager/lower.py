@@ -210,7 +210,7 @@ def make_recipe(call: Call) -> Recipe | None:
             break
     rule = RULES.get(f)
     out = rule(r, metas) if rule is not None else None
-    if out is not None and not _dtypes_agree(r, out, call.scalars):
+    if out is not None and not _dtypes_agree(r, out):
         out = None
     many: Any = ()
     if out is not None:
@@ -227,6 +227,8 @@ def make_recipe(call: Call) -> Recipe | None:
         if not _describe(r, result, metas):
             return None
         many = result if isinstance(result, (tuple, list)) else (result,)
+        if rule is not None and not _dtypes_agree(r, r.outs[0] if r.outs else r.ins[r.writes[0]]):
+            return None
     library = f in LIBRARY
     r.body = None
     if native is not None and all(m.numel for m in (*r.ins, *r.outs)):
@@ -252,7 +254,7 @@ TRIAL_ELEMENTS = 1 << 16
 _AGREED: dict[Any, torch.dtype] = {}
 
 
-def _dtypes_agree(r: Recipe, out: Meta, scalars: list[float]) -> bool:
+def _dtypes_agree(r: Recipe, out: Meta) -> bool:
     """Whether the CPU gives our shape rule's dtype: asked once for each op and dtypes, on tensors of one element.
 
     Raises:

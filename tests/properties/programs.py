@@ -57,7 +57,7 @@ def programs(draw, backward=True):
             lines.append(f"out.append({x}.sum().item())")
             continue
         else:
-            lines.append(f"{new} = {x} * 2 if {x}.mean().item() > 0 else {x} - 1")
+            lines.append(f"{new} = {x} * 2 if {x}.abs().mean().item() > 0.5 else {x} - 1")
         names.append(new)
         fresh[new] = True
     lines.append(f"out += [{', '.join(names)}]")
