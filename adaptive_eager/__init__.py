@@ -14,12 +14,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch as _torch  # noqa: F401 - first of all: torch loads this package's entry point while it is imported itself
+
+from adaptive_eager.autoload import autoload as _autoload
+
 if TYPE_CHECKING:
     from adaptive_eager.session import Session, neuron_eager
     from adaptive_eager.stats import Stats
 
 __version__ = "0.1.0"
 __all__ = ["Session", "Stats", "__version__", "neuron_eager"]
+
+
+_autoload()
 
 
 def __getattr__(name: str) -> Any:

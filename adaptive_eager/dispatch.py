@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from adaptive_eager import fallback, views
+from adaptive_eager.backward import stash
 from adaptive_eager.ops.special import HANDLERS
 from adaptive_eager.record import TAPE
-from adaptive_eager.tensor import NeuronTensor
+from adaptive_eager.tensor import connect
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -67,4 +68,4 @@ def node(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return result
 
 
-__all__ = ["NeuronTensor", "slow"]
+connect(TAPE, slow, stash)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from adaptive_eager import backward as _backward  # noqa: F401 - installs the engine wrapper
+from adaptive_eager import dispatch as _dispatch  # noqa: F401 - connects tensors to the recorder
 from adaptive_eager.ops import library as _library  # noqa: F401 - fills the op tables
 from adaptive_eager.ops import pointwise as _pointwise  # noqa: F401
 from adaptive_eager.ops import reduce as _reduce  # noqa: F401

@@ -15,6 +15,7 @@ import torch
 from adaptive_eager.kernels.build import Builder, Val
 from adaptive_eager.meta import Meta, contiguous_meta, meta, meta_of, on_meta_device
 from adaptive_eager.tape import Recipe, S, T
+from adaptive_eager.tensor import NeuronTensor
 
 Build = Callable[[Builder, "list[Val | None]", "list[Val]"], "list[Val]"]
 
@@ -393,6 +394,3 @@ def _describe(r: Recipe, result: Any, metas: tuple[torch.Tensor, ...]) -> bool:
             return False
     r.outs, r.returns = tuple(outs), tuple(returns)
     return True
-
-
-from adaptive_eager.tensor import NeuronTensor  # noqa: E402

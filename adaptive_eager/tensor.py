@@ -35,6 +35,18 @@ FAST: set[int] = set()
 """ids of the ops that the inlined path may look up: their arguments are tensors and at most one number."""
 
 
+TAPE: Any = None
+LOCK: Any = None
+slow: Any = None
+stash: Any = None
+
+
+def connect(tape: Any, slow_path: Any, stash_error: Any) -> None:
+    """Give the class below its recorder; `dispatch` does so when it is imported, which all ways to a tensor do."""
+    global TAPE, LOCK, slow, stash
+    TAPE, LOCK, slow, stash = tape, tape.lock, slow_path, stash_error
+
+
 class NeuronTensor(torch.Tensor):
     """A tensor on the device `neuron`: a buffer and a meta. Made by `wrap`."""
 
@@ -197,11 +209,3 @@ def rebind(t: NeuronTensor, buffer: Buffer, m: Meta) -> None:
     """Make an existing tensor look at another buffer or through another meta (resize_, t_, set_ ...)."""
     _set_data(t, m.new())
     t._buf, t._meta = buffer, m
-
-
-# The recorder needs the class above; it fills these in when it is imported.
-from adaptive_eager.backward import stash  # noqa: E402
-from adaptive_eager.dispatch import slow  # noqa: E402
-from adaptive_eager.record import TAPE  # noqa: E402
-
-LOCK: Any = TAPE.lock  # type: ignore[has-type]

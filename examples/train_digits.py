@@ -1,4 +1,4 @@
-"""Train a small vision transformer on scikit-learn's handwritten digits to more than 97 % test accuracy.
+"""Train a small convolutional network on scikit-learn's handwritten digits to more than 97 % test accuracy.
 
     python examples/train_digits.py [--device cpu]
 """
@@ -17,23 +17,20 @@ from torch import nn
 OUT = Path(__file__).parent / "out"
 
 
-class ViT(nn.Module):
-    """A 3x3 convolution, sixteen 2x2 patches of its 8x8 result, two transformer layers, mean pooling."""
+class CNN(nn.Module):
+    """Three 3x3 convolutions with batch norm and GELU, a pooling, two linear layers."""
 
-    def __init__(self, width: int = 64, layers: int = 2, heads: int = 4) -> None:
+    def __init__(self, width: int = 32) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(1, 32, kernel_size=3, padding=1)
-        self.patches = nn.Conv2d(32, width, kernel_size=2, stride=2)
-        self.places = nn.Parameter(torch.randn(1, 16, width) * 0.02)
-        layer = nn.TransformerEncoderLayer(
-            width, heads, 4 * width, dropout=0.1, activation="gelu", batch_first=True, norm_first=True
-        )
-        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
+        self.features = nn.Sequential(
+            nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.GELU(),
+            nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.GELU(), nn.MaxPool2d(2),
+            nn.Conv2d(2 * width, 2 * width, 3, padding=1), nn.GELU(),
+        )  # fmt: skip
+        self.head = nn.Sequential(nn.Linear(2 * width * 16, 128), nn.GELU(), nn.Dropout(0.3), nn.Linear(128, 10))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.patches(F.gelu(self.stem(x))).flatten(2).transpose(1, 2) + self.places
-        return self.head(self.norm(self.encoder(x)).mean(dim=1))
+        return self.head(self.features(x).flatten(1))
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -44,11 +41,11 @@ def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return tuple(train_test_split(images, labels, test_size=0.25, random_state=0, stratify=labels))
 
 
-def train(device: str, epochs: int = 25, batch: int = 64, seed: int = 0) -> tuple[nn.Module, float, list[float]]:
+def train(device: str, epochs: int = 12, batch: int = 32, seed: int = 0) -> tuple[nn.Module, float, list[float]]:
     """(model, test accuracy, mean loss of each epoch)."""
     torch.manual_seed(seed)
     x, x_test, y, y_test = (t.to(device) for t in digits())
-    model = ViT().to(device)
+    model = CNN().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.05)
     steps = len(x) // batch
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=epochs * steps)
@@ -98,7 +95,7 @@ def main() -> None:
     """Train, report, save a picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="neuron")
-    parser.add_argument("--epochs", type=int, default=25)
+    parser.add_argument("--epochs", type=int, default=12)
     args = parser.parse_args()
     model, accuracy, _ = train(args.device, args.epochs)
     print(f"test accuracy {100 * accuracy:.2f} %")
