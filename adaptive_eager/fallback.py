@@ -15,9 +15,8 @@ from torch.utils._pytree import tree_map
 
 from adaptive_eager.memory import Buffer, memory
 from adaptive_eager.meta import Meta, meta_of
-from adaptive_eager.record import TAPE, allocate_now, device_mismatch, upload
+from adaptive_eager.record import TAPE, device_mismatch, upload
 from adaptive_eager.stats import COUNTERS
-from adaptive_eager.tape import T
 from adaptive_eager.tensor import NeuronTensor, wrap
 from adaptive_eager.views import reshape
 
@@ -178,5 +177,3 @@ def functional_of(func: Any) -> Any:
     _FUNCTIONAL[id(func)] = found
     return found
 
-
-__all__ = ["T", "adopted", "allocate_now", "immediate", "out_variant"]

@@ -6,7 +6,8 @@ Cost of the generic recorder is some microseconds an op; of a first sighting, te
 
 from __future__ import annotations
 
-import collections
+import os
+import sys
 import threading
 from typing import Any, NoReturn
 
@@ -38,6 +39,8 @@ class Tape:
         self.runtime = Runtime()
         self.listeners: list[Any] = []
         self.seg = Segment(self._root())
+        if hasattr(os, "register_at_fork"):  # after the runtime's: its lock is taken inside this one
+            os.register_at_fork(before=self.lock.acquire, after_in_parent=self.lock.release, after_in_child=self.lock.release)
 
     def _root(self) -> Node:
         return self.roots.setdefault(self.limits, Node())
@@ -105,8 +108,6 @@ class Tape:
 
     def _held(self, seg: Segment) -> int:
         """Bytes that the segment's live results and the inputs it alone keeps alive amount to."""
-        import sys
-
         rc = sys.getrefcount
         pending = sum([b.nbytes for b in seg.bufs if rc(b) > 3])
         return pending + sum([b.nbytes for b in seg.ext if rc(b) == 3])
@@ -271,4 +272,3 @@ def device_mismatch(t: torch.Tensor) -> NoReturn:
 
 
 TAPE = Tape()
-Queue = collections.deque

@@ -110,7 +110,8 @@ class NeuronTensor(torch.Tensor):
                             return t
             return slow(func, args, kwargs or {})
         except BaseException as e:
-            TAPE.seg.repair()
+            with LOCK:
+                TAPE.seg.repair()
             if _in_backward() != -1:
                 return stash(e)
             raise

@@ -10,7 +10,7 @@ import torch
 from adaptive_eager import views
 from adaptive_eager.memory import Buffer
 from adaptive_eager.meta import meta_of, on_meta_device
-from adaptive_eager.record import TAPE, download, empty, upload, write_now
+from adaptive_eager.record import download, empty, upload, write_now
 from adaptive_eager.tensor import NeuronTensor, rebind
 
 aten = torch.ops.aten
@@ -165,5 +165,3 @@ def zero_tensor(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     """Zeros that are stored."""
     return torch.zeros(args[0], dtype=kwargs.get("dtype"), device="neuron")
 
-
-__all__ = ["HANDLERS", "TAPE"]

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-SIZES = (10_000, 1_000_000, 16_000_000)
+SIZES = (10_000, 100_000, 1_000_000, 16_000_000)
 
 
 def eight(x: Any) -> Any:
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer repeats, no 16M")
     parser.add_argument("--child", default="")
     args = parser.parse_args()
-    sizes = SIZES[:2] if args.quick else SIZES
+    sizes = SIZES[:3] if args.quick else SIZES
     repeats = 5 if args.quick else 15
     if args.child:
         print(json.dumps({n: compare(n, repeats, False, False) for n in sizes}))
