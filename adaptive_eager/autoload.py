@@ -25,6 +25,8 @@ FACTORIES = (
     "_copy_from_and_resize",
     "_resize_output_",
     "_efficientzerotensor",
+    "tril_indices",
+    "triu_indices",
 )
 """Ops that reach the PrivateUse1 key with no neuron tensor among their arguments, or from inside C++."""
 

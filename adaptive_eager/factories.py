@@ -60,4 +60,6 @@ KERNELS: dict[str, Any] = {
     "_copy_from_and_resize": _copy_from,
     "_resize_output_": _resize_output,
     "_efficientzerotensor": _zeros,
+    "tril_indices": _host_made(aten.tril_indices.default),
+    "triu_indices": _host_made(aten.triu_indices.default),
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from adaptive_eager.memory import Buffer, memory
 from adaptive_eager.meta import Meta, meta_of
@@ -118,6 +118,8 @@ def out_variant(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     functional = functional_of(func)
     if functional is None or len(outs) != len(names):
         return immediate(func, args, kwargs)
+    if not any(isinstance(a, torch.Tensor) for a in tree_leaves((args, rest))):
+        rest |= {"dtype": outs[0].dtype, "device": torch.device("cpu")}  # a factory: eye, linspace
     results = functional(*args, **rest)
     many = results if isinstance(results, (tuple, list)) else (results,)
     for out, r in zip(outs, many, strict=True):

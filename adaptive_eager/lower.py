@@ -346,12 +346,22 @@ def _as_is(r: Recipe, outs: list[Meta]) -> list[Meta]:
 def _no_saved_statistics(r: Recipe, outs: list[Meta]) -> list[Meta]:
     """In evaluation the CPU's batch norm saves nothing; its meta kernel says otherwise."""
     training = r.args[5] if len(r.args) > 5 else r.kwargs.get("training")
-    return outs if training else [outs[0], *[contiguous_meta((0,), m.dtype) for m in outs[1:]]]
+    return _statistics_dtype(r, outs if training else [outs[0], *[contiguous_meta((0,), m.dtype) for m in outs[1:]]])
+
+
+def _statistics_dtype(r: Recipe, outs: list[Meta]) -> list[Meta]:
+    """Where all operands have one dtype, the CPU's norms give their statistics that dtype; meta kernels say float32."""
+    dtypes = {m.dtype for m in r.ins}
+    if len(dtypes) > 1:
+        return outs
+    (dtype,) = dtypes
+    return [outs[0], *[meta(m.shape, m.stride, dtype) for m in outs[1:]]]
 
 
 META_FIXES: dict[str, Callable[[Recipe, list[Meta]], list[Meta]]] = {
     "aten.native_batch_norm.default": _no_saved_statistics,
     "aten._native_batch_norm_legit.default": _no_saved_statistics,
+    "aten.native_layer_norm.default": _statistics_dtype,
 }
 """Ops whose meta kernel promises other outputs than their CPU kernel gives."""
 

@@ -179,9 +179,11 @@ def log1p(o: Ops, x: Num) -> Num:
     one = o.const(x, 1.0)
     u = one + x
     d = u - one
-    r = log(o, u) + (x - d) / u
+    plain = log(o, u)
+    r = plain + (x - d) / u
     r = o.select(d == o.const(x, 0.0), x, r)
-    return o.select(u < o.const(x, float("inf")), r, log(o, u))
+    r = o.select(u < o.const(x, float("inf")), r, plain)
+    return o.select(u > o.const(x, 0.0), r, plain)  # -inf at -1, NaN below and for NaN
 
 
 def _sincos(o: Ops, x: Num, quarter: int) -> Num:
