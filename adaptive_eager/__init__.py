@@ -1,13 +1,13 @@
 """adaptive-eager: a `neuron` device for PyTorch made of nothing but Python.
 
-    import torch
-    from adaptive_eager import neuron_eager
+import torch
+from adaptive_eager import neuron_eager
 
-    with neuron_eager() as session:
-        x = torch.randn(1000, 1000)
-        y = torch.softmax(x * 2 + 1, dim=-1)
-        print(y.sum().item())
-    print(session.stats)
+with neuron_eager() as session:
+    x = torch.randn(1000, 1000)
+    y = torch.softmax(x * 2 + 1, dim=-1)
+    print(y.sum().item())
+print(session.stats)
 """
 
 from __future__ import annotations

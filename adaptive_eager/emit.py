@@ -78,7 +78,12 @@ class Emitter:
     def _layout(self) -> None:
         """Collapse dims and choose rows and columns."""
         dims = self.dims
-        every = [u[2] for us in (*self.group.reads.values(), *self.group.writes.values()) for u in us if u[0] == "p"]
+        every = [
+            u[2]
+            for us in (*self.group.reads.values(), *self.group.writes.values())
+            for u in us
+            if u[0] == "p"
+        ]
         n = len(dims)
         if self.rowwise:
             blocks = collapse(dims[:-1], every)
@@ -126,7 +131,9 @@ class Emitter:
             strides = self.strides(use)
             inner = strides[-1]
             k = self.known[slot, use] = len(self.operands)
-            self.operands.append(Operand(memory_dtype, "zero" if inner == 0 else "unit" if inner == 1 else "any"))
+            self.operands.append(
+                Operand(memory_dtype, "zero" if inner == 0 else "unit" if inner == 1 else "any")
+            )
             self.uses.append(use)
             self.slots.append(slot)
             self.offsets.append(use[1] * itemsize)
@@ -171,7 +178,10 @@ class Emitter:
         ins: list[Val | None] = []
         for slot, use, m in zip(node.ins, item.ins, r.ins, strict=True):
             ins.append(None if use is None else self.value(slot, use, m, finish))
-        scalars = [self.scalar(node.scalar0 + i, "i64" if t is int else "f64") for i, t in enumerate(r.scalar_types)]
+        scalars = [
+            self.scalar(node.scalar0 + i, "i64" if t is int else "f64")
+            for i, t in enumerate(r.scalar_types)
+        ]
         scalars += [self.scalar(("const", n), "i64") for n in body.sizes]
         results = body.build(self.b, ins, scalars)
         for (slot, use), v in zip(item.stores, results, strict=False):
@@ -196,10 +206,21 @@ class Emitter:
             k = self.operand(slot, use, m.tname, m.itemsize)
             self.written += self.points(use, m.itemsize)
             self.b.store(self.values[slot, use], k)
-        kernel = Kernel(len(self.outer), tuple(self.operands), tuple(self.scalar_kinds), tuple(self.b.insts))
+        kernel = Kernel(
+            len(self.outer), tuple(self.operands), tuple(self.scalar_kinds), tuple(self.b.insts)
+        )
         strides = tuple([self.strides(u) for u in self.uses])
         space = Space(self.outer, self.cols, self.numel, strides)
-        return Emitted(kernel, space, self.slots, self.offsets, self.scalars, self.guards, self.read, self.written)
+        return Emitted(
+            kernel,
+            space,
+            self.slots,
+            self.offsets,
+            self.scalars,
+            self.guards,
+            self.read,
+            self.written,
+        )
 
 
 def dtype_of_writes(nodes: list[Node]) -> dict[int, Meta]:
@@ -210,5 +231,7 @@ def dtype_of_writes(nodes: list[Node]) -> dict[int, Meta]:
         if body is None:
             continue
         for target, _ in body.stores:
-            out[store_slot(node, target)] = node.recipe.outs[target] if target >= 0 else node.recipe.ins[~target]
+            out[store_slot(node, target)] = (
+                node.recipe.outs[target] if target >= 0 else node.recipe.ins[~target]
+            )
     return out

@@ -17,12 +17,30 @@ from adaptive_eager.tensor import NeuronTensor
 aten = torch.ops.aten
 
 
-def _empty(size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None, memory_format: Any = None) -> Any:
-    m = aten.empty.memory_format(size, dtype=dtype, layout=layout, device="meta", memory_format=memory_format)
+def _empty(
+    size: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Any:
+    m = aten.empty.memory_format(
+        size, dtype=dtype, layout=layout, device="meta", memory_format=memory_format
+    )
     return empty(m.shape, m.dtype, m.stride())
 
 
-def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
+def _empty_strided(
+    size: Any,
+    stride: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Any:
     return empty(tuple(size), dtype or torch.get_default_dtype(), tuple(stride))
 
 
@@ -42,7 +60,9 @@ def _copy_from(src: Any, dst: Any, non_blocking: bool = False) -> Any:
     return special.copy(aten.copy_.default, (dst, src), {})  # the Python key may be excluded here
 
 
-def _zeros(size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
+def _zeros(
+    size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+) -> Any:
     return torch.zeros(size, dtype=dtype, device="neuron")
 
 

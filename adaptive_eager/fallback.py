@@ -20,10 +20,20 @@ from adaptive_eager.stats import COUNTERS
 from adaptive_eager.tensor import NeuronTensor, wrap
 from adaptive_eager.views import reshape
 
-CPU_ARGUMENTS_OK = frozenset({"aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default", "aten._unsafe_index.Tensor"})
+CPU_ARGUMENTS_OK = frozenset(
+    {
+        "aten.index.Tensor",
+        "aten.index_put.default",
+        "aten.index_put_.default",
+        "aten._index_put_impl_.default",
+        "aten._unsafe_index.Tensor",
+    }
+)
 """Ops that take CPU index tensors on any device, as PyTorch does for accelerators."""
 
-READS_VALUE = frozenset({"aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default"})
+READS_VALUE = frozenset(
+    {"aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default"}
+)
 
 
 def immediate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -42,7 +52,12 @@ def immediate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             assert a._buf.block is not None
             buffers[a._buf.block.address] = a._buf
             return h
-        if isinstance(a, torch.Tensor) and a.dim() and a.device.type == "cpu" and name not in CPU_ARGUMENTS_OK:
+        if (
+            isinstance(a, torch.Tensor)
+            and a.dim()
+            and a.device.type == "cpu"
+            and name not in CPU_ARGUMENTS_OK
+        ):
             device_mismatch(a)
         if isinstance(a, torch.device):
             return torch.device("cpu") if a.type == "neuron" else a
@@ -124,7 +139,9 @@ def out_variant(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     many = results if isinstance(results, (tuple, list)) else (results,)
     for out, r in zip(outs, many, strict=True):
         if not torch.can_cast(r.dtype, out.dtype):
-            raise RuntimeError(f"result type {type_name(r.dtype)} can't be cast to the desired output type {type_name(out.dtype)}")
+            raise RuntimeError(
+                f"result type {type_name(r.dtype)} can't be cast to the desired output type {type_name(out.dtype)}"
+            )
         if out.shape != r.shape:
             if out.numel():
                 _warn_resize(out, r)
@@ -135,9 +152,13 @@ def out_variant(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 def type_name(dtype: torch.dtype) -> str:
     """The C++ scalar type's name, as PyTorch's messages print it."""
-    return {torch.float32: "Float", torch.float64: "Double", torch.int64: "Long", torch.int32: "Int", torch.bool: "Bool"}.get(
-        dtype, str(dtype).removeprefix("torch.").capitalize()
-    )
+    return {
+        torch.float32: "Float",
+        torch.float64: "Double",
+        torch.int64: "Long",
+        torch.int32: "Int",
+        torch.bool: "Bool",
+    }.get(dtype, str(dtype).removeprefix("torch.").capitalize())
 
 
 def _warn_resize(out: torch.Tensor, r: torch.Tensor) -> None:
@@ -173,9 +194,10 @@ def functional_of(func: Any) -> Any:
             continue
         have = [(a.name, str(a.type)) for a in schema.arguments]
         extra = [a for a in schema.arguments if (a.name, str(a.type)) not in want]
-        if [h for h in have if h in want] == want and all(a.name in ("dtype", "layout", "device", "pin_memory") for a in extra):
+        if [h for h in have if h in want] == want and all(
+            a.name in ("dtype", "layout", "device", "pin_memory") for a in extra
+        ):
             found = candidate
             break
     _FUNCTIONAL[id(func)] = found
     return found
-

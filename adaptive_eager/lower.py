@@ -140,7 +140,11 @@ def bring(func: Any, a: torch.Tensor) -> Any:
     from adaptive_eager.fallback import CPU_ARGUMENTS_OK
     from adaptive_eager.record import device_mismatch, upload
 
-    if type(a) is not torch.Tensor and type(a) is not torch.nn.Parameter or a.layout is not torch.strided:
+    if (
+        type(a) is not torch.Tensor
+        and type(a) is not torch.nn.Parameter
+        or a.layout is not torch.strided
+    ):
         raise Unsupported
     if a.device.type == "cpu" and (a.dim() == 0 or str(func) in CPU_ARGUMENTS_OK):
         return upload(a)
@@ -158,7 +162,9 @@ def template(a: Any, at: list[int], literal: bool, numbers_literal: bool) -> Any
     if isinstance(a, torch.Tensor):
         at[0] += 1
         return T(at[0] - 1)
-    if (kind is float and not numbers_literal) or (kind is int and not literal and -(1 << 63) <= a < 1 << 63):
+    if (kind is float and not numbers_literal) or (
+        kind is int and not literal and -(1 << 63) <= a < 1 << 63
+    ):
         at[1] += 1
         return S(at[1] - 1)
     if kind is list or kind is tuple or kind is torch.Size:
@@ -195,7 +201,9 @@ def make_recipe(call: Call) -> Recipe | None:
     r = Recipe()
     r.func, r.name = func, str(func).removeprefix("aten.").rsplit(".", 1)[0]
     r.args = tuple([template(a, at, literal, numbers) for a in call.args])
-    r.kwargs = {k: template(v, at, literal, numbers) for k, v in call.kwargs.items() if v is not None}
+    r.kwargs = {
+        k: template(v, at, literal, numbers) for k, v in call.kwargs.items() if v is not None
+    }
     r.ins = tuple([t._meta for t in call.tensors])
     r.scalar_types = tuple(map(type, call.scalars))
     metas = tuple([on_meta_device(t._meta, t._buf.nbytes) for t in call.tensors])
@@ -236,7 +244,11 @@ def make_recipe(call: Call) -> Recipe | None:
         r.body = native(r, metas, many)
         if r.body is None and rule is not None:
             _raise_as_cpu(r, call.scalars, one_element=True)
-    r.native = r.body is not None or library or not any(m.numel for m in (*r.outs, *[r.ins[k] for k in r.writes]))
+    r.native = (
+        r.body is not None
+        or library
+        or not any(m.numel for m in (*r.outs, *[r.ins[k] for k in r.writes]))
+    )
     if not r.native and f not in SEEDED and not _trial(r, call.scalars):
         return None
     r.can_fail = (r.body is not None and r.body.guard is not None) or (
@@ -262,12 +274,24 @@ def _dtypes_agree(r: Recipe, out: Meta) -> bool:
         Exception: the CPU's own, where it refuses the dtypes.
     """
     dims = tuple([len(m.shape) > 0 for m in r.ins])
-    key = (id(r.func), tuple([m.dtype for m in r.ins]), dims, r.scalar_types, repr((r.args, r.kwargs)))
+    key = (
+        id(r.func),
+        tuple([m.dtype for m in r.ins]),
+        dims,
+        r.scalar_types,
+        repr((r.args, r.kwargs)),
+    )
     dtype = _AGREED.get(key)
     if dtype is None:
-        tensors = [torch.ones((1,) if d else (), dtype=m.dtype, device="cpu") for m, d in zip(r.ins, dims, strict=True)]
+        tensors = [
+            torch.ones((1,) if d else (), dtype=m.dtype, device="cpu")
+            for m, d in zip(r.ins, dims, strict=True)
+        ]
         numbers = [t(1) for t in r.scalar_types]
-        named = {k: torch.device("cpu") if k == "device" else fill(v, tensors, numbers) for k, v in r.kwargs.items()}
+        named = {
+            k: torch.device("cpu") if k == "device" else fill(v, tensors, numbers)
+            for k, v in r.kwargs.items()
+        }
         dtype = _AGREED[key] = r.func(*fill(list(r.args), tensors, numbers), **named).dtype
     return dtype == out.dtype
 
@@ -290,8 +314,13 @@ def _on_cpu(m: Meta, one_element: bool) -> torch.Tensor:
 
 def _raise_as_cpu(r: Recipe, scalars: list[float], one_element: bool = False) -> None:
     """Run the op on CPU tensors of zeros, for the error it raises there; its result is thrown away."""
-    tensors = [_on_cpu(m, one_element or m.numel > TRIAL_ELEMENTS and len(m.shape) == 0) for m in r.ins]
-    named = {k: torch.device("cpu") if k == "device" else fill(v, tensors, scalars) for k, v in r.kwargs.items()}
+    tensors = [
+        _on_cpu(m, one_element or m.numel > TRIAL_ELEMENTS and len(m.shape) == 0) for m in r.ins
+    ]
+    named = {
+        k: torch.device("cpu") if k == "device" else fill(v, tensors, scalars)
+        for k, v in r.kwargs.items()
+    }
     r.func(*fill(list(r.args), tensors, scalars), **named)
 
 
@@ -299,7 +328,12 @@ def _filled(m: Meta, values: Any) -> torch.Tensor:
     """A CPU tensor of this meta: random floats and ones, or zeros."""
     n = max(m.span, 1)
     if m.dtype.is_floating_point and m.dtype.itemsize > 1:
-        base = values(n, dtype=torch.float32, device="cpu", **({"generator": _TRIAL} if values is torch.rand else {})).to(m.dtype)
+        base = values(
+            n,
+            dtype=torch.float32,
+            device="cpu",
+            **({"generator": _TRIAL} if values is torch.rand else {}),
+        ).to(m.dtype)
     else:
         base = torch.full((n,), values is torch.rand, dtype=torch.bool, device="cpu").to(m.dtype)
     return torch.as_strided(base, m.shape, m.stride, m.offset)
@@ -320,7 +354,10 @@ def _trial(r: Recipe, scalars: list[float]) -> bool:
     result = None
     for values in (torch.rand, torch.zeros):
         tensors = [_filled(m, values) for m in r.ins]
-        named = {k: torch.device("cpu") if k == "device" else fill(v, tensors, scalars) for k, v in r.kwargs.items()}
+        named = {
+            k: torch.device("cpu") if k == "device" else fill(v, tensors, scalars)
+            for k, v in r.kwargs.items()
+        }
         try:
             result = r.func(*fill(list(r.args), tensors, scalars), **named)
             break
@@ -346,7 +383,9 @@ def _as_is(r: Recipe, outs: list[Meta]) -> list[Meta]:
 def _no_saved_statistics(r: Recipe, outs: list[Meta]) -> list[Meta]:
     """In evaluation the CPU's batch norm saves nothing; its meta kernel says otherwise."""
     training = r.args[5] if len(r.args) > 5 else r.kwargs.get("training")
-    return _statistics_dtype(r, outs if training else [outs[0], *[contiguous_meta((0,), m.dtype) for m in outs[1:]]])
+    return _statistics_dtype(
+        r, outs if training else [outs[0], *[contiguous_meta((0,), m.dtype) for m in outs[1:]]]
+    )
 
 
 def _statistics_dtype(r: Recipe, outs: list[Meta]) -> list[Meta]:
@@ -379,7 +418,9 @@ def _describe(r: Recipe, result: Any, metas: tuple[torch.Tensor, ...]) -> bool:
     for k, a in enumerate(schema.arguments):
         if a.alias_info is not None and a.alias_info.is_write:
             value = r.args[k] if k < len(r.args) else r.kwargs.get(names[k])
-            written += [v.i for v in (value if isinstance(value, list) else [value]) if isinstance(v, T)]
+            written += [
+                v.i for v in (value if isinstance(value, list) else [value]) if isinstance(v, T)
+            ]
     r.writes = tuple(written)
     outs: list[Meta] = []
     returns: list[int | None] = []

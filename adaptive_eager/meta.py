@@ -32,7 +32,18 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
 class Meta:
     """Shape, strides and offset in elements, and dtype. Made by `meta()` only; compare by identity."""
 
-    __slots__ = ("contiguous", "dtype", "itemsize", "new", "numel", "offset", "shape", "span", "stride", "tname")
+    __slots__ = (
+        "contiguous",
+        "dtype",
+        "itemsize",
+        "new",
+        "numel",
+        "offset",
+        "shape",
+        "span",
+        "stride",
+        "tname",
+    )
 
     shape: torch.Size
     stride: tuple[int, ...]
@@ -98,10 +109,19 @@ def _intern(key: tuple[Any, ...]) -> Meta:
     m.itemsize = dtype.itemsize
     reach = sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) + 1 if m.numel else 0
     m.span = offset + reach
-    m.contiguous = all(s == r for n, s, r in zip(shape, stride, row_major(shape), strict=True) if n != 1) or not m.numel
+    m.contiguous = (
+        all(s == r for n, s, r in zip(shape, stride, row_major(shape), strict=True) if n != 1)
+        or not m.numel
+    )
     extra = {"storage_offset": offset} if offset else {}
     m.new = functools.partial(
-        torch.Tensor._make_wrapper_subclass, NeuronTensor, m.shape, strides=stride, dtype=dtype, device=DEVICE, **extra
+        torch.Tensor._make_wrapper_subclass,
+        NeuronTensor,
+        m.shape,
+        strides=stride,
+        dtype=dtype,
+        device=DEVICE,
+        **extra,
     )
     m.tname = DTYPE_NAMES.get(dtype)
     return _TABLE.setdefault(key, m)
@@ -113,4 +133,6 @@ def on_meta_device(m: Meta, nbytes: int = 0) -> torch.Tensor:
     Used off the hot path only: what PyTorch's own meta kernels say is our oracle and our source of error messages.
     """
     elements = max(m.span, -(-nbytes // m.itemsize))
-    return torch.empty(elements, dtype=m.dtype, device="meta").as_strided(m.shape, m.stride, m.offset)
+    return torch.empty(elements, dtype=m.dtype, device="meta").as_strided(
+        m.shape, m.stride, m.offset
+    )

@@ -112,7 +112,9 @@ def refine(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None:
     return tuple(reversed(out))
 
 
-def split(strides: tuple[int, ...], coarse: tuple[int, ...], fine: tuple[int, ...]) -> tuple[int, ...]:
+def split(
+    strides: tuple[int, ...], coarse: tuple[int, ...], fine: tuple[int, ...]
+) -> tuple[int, ...]:
     """Strides over coarse dims, laid over a refinement of them."""
     if coarse == fine:
         return strides
@@ -155,7 +157,12 @@ def lay(body: Body, dims: tuple[int, ...], how: str, node: Node) -> Item:
         return ("p", m.offset, split(m.strides, body.dims, dims))
 
     level = {"finish": "f", "column": "c", "row": "r"}.get(how, "e")
-    return Item(node, [None if m is None else use(m) for m in body.ins], [(store_slot(node, t), use(m)) for t, m in body.stores], level)
+    return Item(
+        node,
+        [None if m is None else use(m) for m in body.ins],
+        [(store_slot(node, t), use(m)) for t, m in body.stores],
+        level,
+    )
 
 
 def place(g: Group, node: Node) -> tuple[str, tuple[int, ...]] | None:
@@ -216,11 +223,16 @@ def fits(g: Group, item: Item) -> bool:
             return False
     own = [(s, u) for s, u in zip(item.node.ins, item.ins, strict=True) if u is not None]
     for slot, use in item.stores:
-        if any(w != use for w in g.writes.get(slot, ())) or any(w != use for w in g.reads.get(slot, ())):
+        if any(w != use for w in g.writes.get(slot, ())) or any(
+            w != use for w in g.reads.get(slot, ())
+        ):
             return False
         if any(s == slot and u != use for s, u in own):
             return False
-    return len(g.items) < MAX_OPS and len(g.touches() | {s for s, _ in own} | {s for s, _ in item.stores}) <= MAX_OPERANDS
+    return (
+        len(g.items) < MAX_OPS
+        and len(g.touches() | {s for s, _ in own} | {s for s, _ in item.stores}) <= MAX_OPERANDS
+    )
 
 
 def connected(g: Group, item: Item) -> bool:
@@ -353,7 +365,15 @@ def _absorbed(base: Group, guest: Group) -> Group | None:
         if dims != new.dims:
             coarse = new.dims or ()
             new = _regridded(new, dims)
-            extra = [Item(i.node, [None if u is None else regrid(u, coarse, dims) for u in i.ins], [(s, regrid(u, coarse, dims)) for s, u in i.stores], i.level) for i in extra]
+            extra = [
+                Item(
+                    i.node,
+                    [None if u is None else regrid(u, coarse, dims) for u in i.ins],
+                    [(s, regrid(u, coarse, dims)) for s, u in i.stores],
+                    i.level,
+                )
+                for i in extra
+            ]
         item = lay(body, dims, how, old.node)
         if not fits(new, item):
             return None

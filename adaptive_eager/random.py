@@ -43,7 +43,9 @@ class Generator:
 
     def get_state(self) -> torch.Tensor:
         """Seed and offset as 16 bytes in a CPU tensor."""
-        return torch.tensor([self.seed, self.offset], dtype=torch.int64, device="cpu").view(torch.uint8)
+        return torch.tensor([self.seed, self.offset], dtype=torch.int64, device="cpu").view(
+            torch.uint8
+        )
 
     def set_state(self, state: torch.Tensor) -> None:
         """Restore a state from `get_state`."""
@@ -54,7 +56,11 @@ class Generator:
         """Run a CPU op that draws, with numbers that belong to `draw`."""
         seed, offset = self.draw() if draw is None else draw
         takes = any(a.name == "generator" for a in func._schema.arguments)
-        if takes and kwargs.get("generator") is None and not any(isinstance(a, torch.Generator) for a in args):
+        if (
+            takes
+            and kwargs.get("generator") is None
+            and not any(isinstance(a, torch.Generator) for a in args)
+        ):
             fresh = torch.Generator(device="cpu")
             fresh.manual_seed(mix(seed, offset))
             return func(*args, **{**kwargs, "generator": fresh})

@@ -39,8 +39,14 @@ class Tape:
         self.runtime = Runtime()
         self.listeners: list[Any] = []
         self.seg = Segment(self._root())
-        if hasattr(os, "register_at_fork"):  # after the runtime's: its lock is taken inside this one
-            os.register_at_fork(before=self.lock.acquire, after_in_parent=self.lock.release, after_in_child=self.lock.release)
+        if hasattr(
+            os, "register_at_fork"
+        ):  # after the runtime's: its lock is taken inside this one
+            os.register_at_fork(
+                before=self.lock.acquire,
+                after_in_parent=self.lock.release,
+                after_in_child=self.lock.release,
+            )
 
     def _root(self) -> Node:
         return self.roots.setdefault(self.limits, Node())
@@ -98,7 +104,9 @@ class Tape:
         if node.depth < seg.next_check:
             return
         here = node.recipe
-        over = node.depth > 4 * limits.ops or (node.bytes > limits.bytes and self._held(seg) > limits.bytes)
+        over = node.depth > 4 * limits.ops or (
+            node.bytes > limits.bytes and self._held(seg) > limits.bytes
+        )
         if node.bytes > limits.bytes and not over:
             seg.next_check = node.depth + max(8, node.depth // 8)
         if over or (node.depth >= limits.ops and here is self.anchor):
@@ -171,7 +179,12 @@ class Tape:
             k = recipe.returns[0]
             result = None if k is None else tensors[k] if k >= 0 else call.tensors[~k]
         else:
-            result = tuple([None if k is None else tensors[k] if k >= 0 else call.tensors[~k] for k in recipe.returns])
+            result = tuple(
+                [
+                    None if k is None else tensors[k] if k >= 0 else call.tensors[~k]
+                    for k in recipe.returns
+                ]
+            )
         if node.full:
             self.after_full(seg, node)
         return result
@@ -195,7 +208,9 @@ class Tape:
             node.nbytes = span_bytes(recipe.outs[0])
         node.where = user_site()
         limits = self.limits
-        node.full = limits.mode != "adaptive" or node.depth >= limits.ops or node.bytes > limits.bytes
+        node.full = (
+            limits.mode != "adaptive" or node.depth >= limits.ops or node.bytes > limits.bytes
+        )
         at.next[id(recipe), ins] = node
         f = id(call.func)
         if f in FAST and not call.kwargs and (node.make is not None or recipe.returns == (-1,)):
@@ -258,7 +273,13 @@ def download(t: NeuronTensor, cause: str = "value-read") -> torch.Tensor:
         return torch.empty_strided(m.shape, m.stride, dtype=m.dtype, device="cpu")
     TAPE.value(buffer, cause)
     COUNTERS.downloaded(m.numel * m.itemsize)
-    return torch.empty_strided(m.shape, m.stride, dtype=m.dtype, device="cpu").copy_(memory().host(buffer, m)) if dense(m) else memory().host(buffer, m).clone()
+    return (
+        torch.empty_strided(m.shape, m.stride, dtype=m.dtype, device="cpu").copy_(
+            memory().host(buffer, m)
+        )
+        if dense(m)
+        else memory().host(buffer, m).clone()
+    )
 
 
 def dense(m: Meta) -> bool:
@@ -268,7 +289,9 @@ def dense(m: Meta) -> bool:
 
 def device_mismatch(t: torch.Tensor) -> NoReturn:
     """PyTorch's error for mixed devices."""
-    raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, neuron:0 and {t.device}!")
+    raise RuntimeError(
+        f"Expected all tensors to be on the same device, but found at least two devices, neuron:0 and {t.device}!"
+    )
 
 
 TAPE = Tape()

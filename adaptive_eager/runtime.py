@@ -40,7 +40,11 @@ class Runtime:
         self._worker: threading.Thread | None = None
         atexit.register(self._shutdown)
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._in_child)
+            os.register_at_fork(
+                before=self._before_fork,
+                after_in_parent=self._after_fork,
+                after_in_child=self._in_child,
+            )
 
     def submit(self, seg: Segment) -> None:
         """Queue a segment. Call with the tape's lock held, so that queue order is tape order."""
@@ -139,7 +143,9 @@ class Interruptible:
                 self._old(signal.SIGINT, None)
 
 
-def run_segment(seg: Segment, errors: list[BaseException], interrupted: Interruptible | None) -> bool:
+def run_segment(
+    seg: Segment, errors: list[BaseException], interrupted: Interruptible | None
+) -> bool:
     """Run a segment from where it stands; False when interrupted between two steps."""
     plan = seg.plan
     if plan is None:

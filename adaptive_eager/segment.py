@@ -135,5 +135,7 @@ def describe(seg: Segment, name: str) -> SegmentText:
         written = [node.ins[k] for k in r.writes]
         external = dict(zip(seg.node.written, seg.live_ext, strict=True))
         live |= any(seg.live[s] if s >= 0 else external[~s] for s in written)
-        lines.append(Line(r.name, tuple(operands), tuple(outs), tuple([number[s] for s in written]), live))
+        lines.append(
+            Line(r.name, tuple(operands), tuple(outs), tuple([number[s] for s in written]), live)
+        )
     return SegmentText(name, seg.cause, seg.where, tuple(lines))

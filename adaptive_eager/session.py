@@ -37,7 +37,11 @@ class DefaultDevice(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in FACTORIES and not (kwargs and kwargs.get("device") is not None):
-            return func(*args, **(kwargs or {}), device="neuron") if not kwargs or "device" not in kwargs else func(*args, **{**kwargs, "device": "neuron"})
+            return (
+                func(*args, **(kwargs or {}), device="neuron")
+                if not kwargs or "device" not in kwargs
+                else func(*args, **{**kwargs, "device": "neuron"})
+            )
         return func(*args, **(kwargs or {}))
 
 
@@ -121,14 +125,23 @@ class neuron_eager:  # noqa: N801 - used like a function
         ValueError: for an unknown mode or a limit below 1.
     """
 
-    def __init__(self, mode: str = "adaptive", default_device: bool = True, *, byte_budget: int | None = None, max_ops: int | None = None) -> None:
+    def __init__(
+        self,
+        mode: str = "adaptive",
+        default_device: bool = True,
+        *,
+        byte_budget: int | None = None,
+        max_ops: int | None = None,
+    ) -> None:
         if mode not in MODES:
             raise ValueError(f"neuron_eager: mode must be one of {', '.join(MODES)}, got {mode!r}")
         for name, value in (("byte_budget", byte_budget), ("max_ops", max_ops)):
             if value is not None and value < 1:
                 raise ValueError(f"neuron_eager: {name} must be at least 1, got {value}")
         default = Limits()
-        self._limits = replace(default, mode=mode, bytes=byte_budget or default.bytes, ops=max_ops or default.ops)
+        self._limits = replace(
+            default, mode=mode, bytes=byte_budget or default.bytes, ops=max_ops or default.ops
+        )
         self._default_device = default_device
         self._stack: list[tuple[Limits, Session, DefaultDevice | None]] = []
 
@@ -145,7 +158,12 @@ class neuron_eager:  # noqa: N801 - used like a function
         self._stack.append((before, session, device))
         return session
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         before, session, device = self._stack.pop()
         if device is not None:
             device.__exit__(kind, error, tb)
@@ -160,5 +178,3 @@ class neuron_eager:  # noqa: N801 - used like a function
             TAPE.set_limits(before)
             TAPE.listeners.remove(session._listen)
             session._end = COUNTERS.snapshot()
-
-

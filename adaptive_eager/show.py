@@ -11,7 +11,9 @@ def tensor_repr(t: Any) -> str:
     """PyTorch's text for a tensor on an accelerator. Reads the values, so it cuts."""
     host = t.detach().cpu()
     prefix = "Parameter containing:\n" if isinstance(t, torch.nn.Parameter) else ""
-    body = torch._tensor_str._tensor_str(host, len("tensor(")) if host.numel() else _empty_text(host)
+    body = (
+        torch._tensor_str._tensor_str(host, len("tensor(")) if host.numel() else _empty_text(host)
+    )
     suffixes = [f"device='{t.device}'"]
     if not host.numel() and host.dim() != 1:
         suffixes.append(f"size={tuple(host.shape)}")

@@ -90,7 +90,10 @@ def difference(
     then: tuple[list[int], collections.Counter[str], collections.Counter[str]],
 ) -> Stats:
     """What was counted between two snapshots."""
-    numbers = {n.removesuffix("_bytes"): a - b for n, a, b in zip(Counters.NUMBERS, now[0], then[0], strict=True)}
+    numbers = {
+        n.removesuffix("_bytes"): a - b
+        for n, a, b in zip(Counters.NUMBERS, now[0], then[0], strict=True)
+    }
     return Stats(cuts=dict(now[1] - then[1]), **numbers)
 
 

@@ -117,7 +117,17 @@ class Faulty(Exception):  # noqa: N818
 class KernelStep(Step):
     """One launch of a fused kernel."""
 
-    __slots__ = ("compiled", "emitted", "guards", "launch", "nodes", "offsets", "scalars", "slots", "threads")
+    __slots__ = (
+        "compiled",
+        "emitted",
+        "guards",
+        "launch",
+        "nodes",
+        "offsets",
+        "scalars",
+        "slots",
+        "threads",
+    )
 
     def __init__(self, emitted: Any, nodes: list[Node]) -> None:
         self.nodes, self.node = nodes, nodes[0]
@@ -130,7 +140,9 @@ class KernelStep(Step):
         self.launch = self.compiled.bind(emitted.space)
         self.slots, self.offsets = emitted.slots, emitted.offsets
         self.scalars = emitted.scalars
-        self.guards = [(*g, torch.zeros(1, dtype=torch.int64, device="cpu")) for g in emitted.guards]
+        self.guards = [
+            (*g, torch.zeros(1, dtype=torch.int64, device="cpu")) for g in emitted.guards
+        ]
         self.threads = self.launch.threads(torch.get_num_threads())
 
     def run(self, seg: Segment) -> None:
@@ -147,7 +159,11 @@ class KernelStep(Step):
         self.launch(pointers, scalars, self.threads)
         for _, slot, m, error, node, word in self.guards:
             if word[0]:
-                raise Faulty(error(memory().host(bufs[slot] if slot >= 0 else ext[~slot], m)), node, self.nodes)
+                raise Faulty(
+                    error(memory().host(bufs[slot] if slot >= 0 else ext[~slot], m)),
+                    node,
+                    self.nodes,
+                )
         self.release(seg)
 
 
@@ -167,7 +183,12 @@ class LibraryStep(Step):
         self.first_out = node.first_out
         self.metas = list(r.outs)
         out = LIBRARY.get(id(r.func))
-        direct = out is not None and len(r.outs) == 1 and r.outs[0].contiguous and not self.kwargs.keys() - {"beta", "alpha"}
+        direct = (
+            out is not None
+            and len(r.outs) == 1
+            and r.outs[0].contiguous
+            and not self.kwargs.keys() - {"beta", "alpha"}
+        )
         self.out_of = out if direct else None
 
     def run(self, seg: Segment) -> None:
@@ -175,7 +196,10 @@ class LibraryStep(Step):
         self.prepare(seg)
         mem = memory()
         node = self.node
-        tensors = [mem.host(seg.bufs[s] if s >= 0 else seg.ext[~s], m) for s, m in zip(node.ins, node.recipe.ins, strict=True)]
+        tensors = [
+            mem.host(seg.bufs[s] if s >= 0 else seg.ext[~s], m)
+            for s, m in zip(node.ins, node.recipe.ins, strict=True)
+        ]
         scalars = seg.scalars[self.scalar0 : node.nscalars]
         draw = None
         if self.seeded:
@@ -195,7 +219,11 @@ class LibraryStep(Step):
 
     def _new(self, result: Any) -> list[torch.Tensor]:
         many = result if isinstance(result, (tuple, list)) else (result,)
-        return [v for v, k in zip(many, self.node.recipe.returns, strict=True) if k is not None and k >= 0]
+        return [
+            v
+            for v, k in zip(many, self.node.recipe.returns, strict=True)
+            if k is not None and k >= 0
+        ]
 
     def _keep(self, buffer: Buffer, m: Meta, value: torch.Tensor) -> None:
         """Make a CPU result the contents of a buffer, with the strides that were promised."""
@@ -205,7 +233,11 @@ class LibraryStep(Step):
                 f"{self.func}: the CPU kernel gave {value.dtype} {tuple(value.shape)}, its meta kernel promised {m.dtype} {tuple(m.shape)}"
             )
         nbytes = value.untyped_storage().nbytes()
-        if meta_of(value) is m and not in_arena(value) and buffer.nbytes <= nbytes <= buffer.nbytes + 64:
+        if (
+            meta_of(value) is m
+            and not in_arena(value)
+            and buffer.nbytes <= nbytes <= buffer.nbytes + 64
+        ):
             memory().adopt(buffer, value)
             return
         memory().allocate(buffer)

@@ -51,7 +51,21 @@ class Recipe:
     placeholders. body: its loop form, None for library and fallback ops. native: False for a counted fallback.
     """
 
-    __slots__ = ("args", "body", "can_fail", "func", "ins", "kwargs", "name", "native", "outs", "returns", "scalar_types", "single", "writes")
+    __slots__ = (
+        "args",
+        "body",
+        "can_fail",
+        "func",
+        "ins",
+        "kwargs",
+        "name",
+        "native",
+        "outs",
+        "returns",
+        "scalar_types",
+        "single",
+        "writes",
+    )
 
     func: Any
     name: str
@@ -141,7 +155,21 @@ class Limits:
 class Segment:
     """What is recorded since the last cut: a trie node and the values its slots stand for."""
 
-    __slots__ = ("bufs", "cause", "error", "ext", "live", "live_ext", "next_check", "node", "pc", "plan", "root", "scalars", "where")
+    __slots__ = (
+        "bufs",
+        "cause",
+        "error",
+        "ext",
+        "live",
+        "live_ext",
+        "next_check",
+        "node",
+        "pc",
+        "plan",
+        "root",
+        "scalars",
+        "where",
+    )
 
     def __init__(self, root: Node) -> None:
         self.root = root
@@ -183,7 +211,9 @@ class Segment:
         """
         rc = sys.getrefcount
         self.cause, self.where = cause, where
-        self.live = tuple([rc(b) > 3 for b in self.bufs])  # the list, the loop variable, the argument
+        self.live = tuple(
+            [rc(b) > 3 for b in self.bufs]
+        )  # the list, the loop variable, the argument
         ext = self.ext
         self.live_ext = tuple([rc(ext[k]) > 2 for k in self.node.written])
 

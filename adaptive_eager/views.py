@@ -64,7 +64,9 @@ def alias(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return t
 
 
-def _derive(func: Any, x: NeuronTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Meta | tuple[Meta, ...] | None:
+def _derive(
+    func: Any, x: NeuronTensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Meta | tuple[Meta, ...] | None:
     base = on_meta_device(x._meta, x._buf.nbytes)
     result = func(base, *args[1:], **kwargs)
     if isinstance(result, torch.Tensor):
@@ -90,7 +92,9 @@ def inplace_view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     """t_, squeeze_, resize_ ...: the same tensor object gets another meta, and a larger buffer where it needs one."""
     x = args[0]
     base = on_meta_device(x._meta, x._buf.nbytes)
-    others = [on_meta_device(a._meta, a._buf.nbytes) if type(a) is NeuronTensor else a for a in args[1:]]
+    others = [
+        on_meta_device(a._meta, a._buf.nbytes) if type(a) is NeuronTensor else a for a in args[1:]
+    ]
     func(base, *others, **kwargs)
     reshape(x, meta_of(base))
     return x

@@ -28,7 +28,14 @@ SMALL_SEGMENT = 2 << 20
 LARGE_SEGMENT = 32 << 20
 OWN_SEGMENT = 10 << 20
 """Bytes from which a block gets a segment of its own, so that it can be given back whole."""
-STATS = ("allocation", "allocated_bytes", "requested_bytes", "reserved_bytes", "active_bytes", "segment")
+STATS = (
+    "allocation",
+    "allocated_bytes",
+    "requested_bytes",
+    "reserved_bytes",
+    "active_bytes",
+    "segment",
+)
 
 
 def size_class(nbytes: int) -> int:
@@ -41,8 +48,16 @@ class OutOfHBM(MemoryError):  # noqa: N818
     """No free range is large enough. All numbers are bytes."""
 
     def __init__(self, asked: int, free: int, largest: int, held: int, capacity: int) -> None:
-        super().__init__(f"asked for {asked} bytes; {free} of {capacity} are free (largest range {largest}), {held} are held")
-        self.asked, self.free, self.largest, self.held, self.capacity = asked, free, largest, held, capacity
+        super().__init__(
+            f"asked for {asked} bytes; {free} of {capacity} are free (largest range {largest}), {held} are held"
+        )
+        self.asked, self.free, self.largest, self.held, self.capacity = (
+            asked,
+            free,
+            largest,
+            held,
+            capacity,
+        )
 
 
 class Block:
@@ -50,7 +65,14 @@ class Block:
 
     __slots__ = ("_home", "address", "asked", "offset", "size")
 
-    def __init__(self, home: collections.deque[tuple[int, int, int]], address: int, offset: int, size: int, asked: int) -> None:
+    def __init__(
+        self,
+        home: collections.deque[tuple[int, int, int]],
+        address: int,
+        offset: int,
+        size: int,
+        asked: int,
+    ) -> None:
         self._home = home
         self.address, self.offset, self.size, self.asked = address, offset, size, asked
 
@@ -66,7 +88,11 @@ class HBM:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000) if hasattr(mmap, "MAP_PRIVATE") else 0
+        flags = (
+            mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+            if hasattr(mmap, "MAP_PRIVATE")
+            else 0
+        )
         self.buffer = mmap.mmap(-1, capacity, flags=flags) if flags else mmap.mmap(-1, capacity)
         self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
         if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -76,7 +102,9 @@ class HBM:
         self._segments: dict[int, int] = {}
         self._starts: list[int] = []
         self._holes: list[tuple[int, int]] = [(0, capacity)]
-        self._counts = dict.fromkeys([f"{s}.all.{k}" for s in STATS for k in ("current", "peak", "allocated", "freed")], 0)
+        self._counts = dict.fromkeys(
+            [f"{s}.all.{k}" for s in STATS for k in ("current", "peak", "allocated", "freed")], 0
+        )
         self._counts |= {"num_alloc_retries": 0, "num_ooms": 0}
         self._lock = threading.Lock()
         if hasattr(os, "register_at_fork"):
@@ -109,7 +137,12 @@ class HBM:
 
     def _count(self, nbytes: int, size: int) -> None:
         c = self._counts
-        for name, n in (("allocation", 1), ("allocated_bytes", size), ("requested_bytes", nbytes), ("active_bytes", size)):
+        for name, n in (
+            ("allocation", 1),
+            ("allocated_bytes", size),
+            ("requested_bytes", nbytes),
+            ("active_bytes", size),
+        ):
             c[f"{name}.all.allocated"] += n
             now = c[f"{name}.all.current"] = c[f"{name}.all.current"] + n
             if now > c[f"{name}.all.peak"]:
@@ -120,7 +153,12 @@ class HBM:
         while self._freed:
             offset, size, asked = self._freed.popleft()
             self._lists[size >= LARGE].setdefault(size, []).append(offset)
-            for name, n in (("allocation", 1), ("allocated_bytes", size), ("requested_bytes", asked), ("active_bytes", size)):
+            for name, n in (
+                ("allocation", 1),
+                ("allocated_bytes", size),
+                ("requested_bytes", asked),
+                ("active_bytes", size),
+            ):
                 c[f"{name}.all.current"] -= n
                 c[f"{name}.all.freed"] += n
 
@@ -140,7 +178,11 @@ class HBM:
         if found is None:
             self._counts["num_ooms"] += 1
             held = self._counts["allocated_bytes.all.current"]
-            largest = max([n for _, n in self._holes] + [n for lists in self._lists for n, at in lists.items() if at], default=0)
+            largest = max(
+                [n for _, n in self._holes]
+                + [n for lists in self._lists for n, at in lists.items() if at],
+                default=0,
+            )
             raise OutOfHBM(asked, self.capacity - held, largest, held, self.capacity)
         return found
 
@@ -211,7 +253,11 @@ class HBM:
                     if hasattr(self.buffer, "madvise") and hasattr(mmap, "MADV_DONTNEED"):
                         first = -(-at // mmap.PAGESIZE) * mmap.PAGESIZE
                         if at + n > first:
-                            self.buffer.madvise(mmap.MADV_DONTNEED, first, (at + n - first) // mmap.PAGESIZE * mmap.PAGESIZE or mmap.PAGESIZE)
+                            self.buffer.madvise(
+                                mmap.MADV_DONTNEED,
+                                first,
+                                (at + n - first) // mmap.PAGESIZE * mmap.PAGESIZE or mmap.PAGESIZE,
+                            )
         self._holes.sort()
         joined: list[tuple[int, int]] = []
         for at, n in self._holes:

@@ -27,7 +27,9 @@ class ChipSpec:
                 raise ValueError(f"ChipSpec.{field.name} must be at least 1, got {value}")
         for field_name in ("sbuf_bytes", "psum_bytes"):
             if getattr(self, field_name) % self.partitions:
-                raise ValueError(f"ChipSpec.{field_name} must divide into {self.partitions} partitions, got {getattr(self, field_name)}")
+                raise ValueError(
+                    f"ChipSpec.{field_name} must divide into {self.partitions} partitions, got {getattr(self, field_name)}"
+                )
 
     def replace(self, **changes: object) -> ChipSpec:
         """A copy with other values.
@@ -39,7 +41,9 @@ class ChipSpec:
         known = {f.name for f in dataclasses.fields(self)}
         for name in changes:
             if name not in known:
-                raise TypeError(f"ChipSpec has no field {name!r}; it has {', '.join(sorted(known))}")
+                raise TypeError(
+                    f"ChipSpec has no field {name!r}; it has {', '.join(sorted(known))}"
+                )
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
 

@@ -54,7 +54,9 @@ def row(name: str, losses: list[float], ms: float, stats: Stats | None, steps: i
 
 def main() -> int:
     """Run all modes, print the table, compare bits."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=30)
     args = parser.parse_args()
     config = Config(steps=args.steps)
@@ -68,12 +70,21 @@ def main() -> int:
             losses, digests[mode], ms = timed(config, "neuron", mode)
         curves[mode] = losses
         rows.append(row(mode, losses, ms, session.stats, config.steps))
-    same = len(set(digests.values())) == 1 and curves["blocking"] == curves["eager"] == curves["adaptive"]
+    same = (
+        len(set(digests.values())) == 1
+        and curves["blocking"] == curves["eager"] == curves["adaptive"]
+    )
     worst = max(abs(a - b) / abs(b) for a, b in zip(curves["adaptive"], curves["cpu"], strict=True))
-    print(f"\nGPT, {config.layers} layers, width {config.width}, {config.steps} steps of {config.batch} x {config.context} bytes\n")
-    print(f"{'mode':<10}{'final loss':>12}{'launches/step':>14}{'HBM MB/step':>18}{'compiled':>10}{'fallbacks':>11}{'ms/step':>10}")
+    print(
+        f"\nGPT, {config.layers} layers, width {config.width}, {config.steps} steps of {config.batch} x {config.context} bytes\n"
+    )
+    print(
+        f"{'mode':<10}{'final loss':>12}{'launches/step':>14}{'HBM MB/step':>18}{'compiled':>10}{'fallbacks':>11}{'ms/step':>10}"
+    )
     print("\n".join(rows))
-    print(f"\nlosses and final weights in the three modes: {'the same bits' if same else 'DIFFERENT BITS'}")
+    print(
+        f"\nlosses and final weights in the three modes: {'the same bits' if same else 'DIFFERENT BITS'}"
+    )
     print(f"largest relative difference from the CPU's loss curve: {worst:.1e}")
     plot(curves, OUT / "demo.png")
     print(f"loss curves: {OUT / 'demo.png'}")

@@ -11,11 +11,18 @@ with neuron_eager() as session:
     torch.neuron.synchronize()
     before = session.stats
     y = F.gelu(F.layer_norm(x, (256,), weight, bias)) + x
-    print("pending:", y.shape, y.dtype, "- launches so far:", session.stats.launches - before.launches)
+    print(
+        "pending:", y.shape, y.dtype, "- launches so far:", session.stats.launches - before.launches
+    )
     total = y.sum()
     print("value read:", f"{total:.3f}")
 
 after = session.stats
-print("launches:", after.launches - before.launches, "- HBM bytes read:", after.hbm_read - before.hbm_read)
+print(
+    "launches:",
+    after.launches - before.launches,
+    "- HBM bytes read:",
+    after.hbm_read - before.hbm_read,
+)
 print(session.segments[1])
 print(session.kernels[-2].source)

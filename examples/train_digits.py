@@ -1,6 +1,6 @@
 """Train a small convolutional network on scikit-learn's handwritten digits to more than 97 % test accuracy.
 
-    python examples/train_digits.py [--device cpu]
+python examples/train_digits.py [--device cpu]
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class CNN(nn.Module):
             nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.GELU(), nn.MaxPool2d(2),
             nn.Conv2d(2 * width, 2 * width, 3, padding=1), nn.GELU(),
         )  # fmt: skip
-        self.head = nn.Sequential(nn.Linear(2 * width * 16, 128), nn.GELU(), nn.Dropout(0.3), nn.Linear(128, 10))
+        self.head = nn.Sequential(
+            nn.Linear(2 * width * 16, 128), nn.GELU(), nn.Dropout(0.3), nn.Linear(128, 10)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.features(x).flatten(1))
@@ -41,7 +43,9 @@ def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return tuple(train_test_split(images, labels, test_size=0.25, random_state=0, stratify=labels))
 
 
-def train(device: str, epochs: int = 12, batch: int = 32, seed: int = 0) -> tuple[nn.Module, float, list[float]]:
+def train(
+    device: str, epochs: int = 12, batch: int = 32, seed: int = 0
+) -> tuple[nn.Module, float, list[float]]:
     """(model, test accuracy, mean loss of each epoch)."""
     torch.manual_seed(seed)
     x, x_test, y, y_test = (t.to(device) for t in digits())
@@ -93,7 +97,9 @@ def picture(model: nn.Module, device: str, path: Path) -> None:
 
 def main() -> None:
     """Train, report, save a picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="neuron")
     parser.add_argument("--epochs", type=int, default=12)
     args = parser.parse_args()

@@ -59,11 +59,15 @@ class Block(nn.Module):
         self.ln1, self.ln2 = nn.LayerNorm(c.width), nn.LayerNorm(c.width)
         self.qkv, self.proj = nn.Linear(c.width, 3 * c.width), nn.Linear(c.width, c.width)
         self.up, self.down = nn.Linear(c.width, 4 * c.width), nn.Linear(4 * c.width, c.width)
-        self.register_buffer("mask", torch.full((c.context, c.context), -math.inf).triu(1), persistent=False)
+        self.register_buffer(
+            "mask", torch.full((c.context, c.context), -math.inf).triu(1), persistent=False
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, t, w = x.shape
-        q, k, v = self.qkv(self.ln1(x)).view(b, t, 3, self.heads, w // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(self.ln1(x)).view(b, t, 3, self.heads, w // self.heads).permute(2, 0, 3, 1, 4)
+        )
         scores = q @ k.transpose(-2, -1) / math.sqrt(w // self.heads) + self.mask[:t, :t]
         y = (F.softmax(scores, dim=-1) @ v).transpose(1, 2).reshape(b, t, w)
         x = x + self.proj(y)
@@ -98,7 +102,9 @@ class Batches:
     def next(self, device: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and the bytes that follow them, int64 [batch, context]."""
         n = self.c.context
-        at = torch.randint(len(self.text) - n - 1, (self.c.batch,), generator=self.generator, device="cpu")
+        at = torch.randint(
+            len(self.text) - n - 1, (self.c.batch,), generator=self.generator, device="cpu"
+        )
         rows = torch.stack([self.text[i : i + n + 1] for i in at.tolist()]).long()
         return rows[:, :-1].to(device), rows[:, 1:].to(device)
 
@@ -116,7 +122,9 @@ def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
 
-def train(c: Config, device: str, on_step: Callable[[int, torch.Tensor], None] | None = None) -> tuple[GPT, list[float]]:
+def train(
+    c: Config, device: str, on_step: Callable[[int, torch.Tensor], None] | None = None
+) -> tuple[GPT, list[float]]:
     """Train from scratch; returns the model and the loss of each step.
 
     Losses are read together at the end: a read in the loop would be a sync point.
@@ -126,7 +134,10 @@ def train(c: Config, device: str, on_step: Callable[[int, torch.Tensor], None] |
     model.to(device)
     matrices = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": c.decay}, {"params": others, "weight_decay": 0.0}]
+    groups = [
+        {"params": matrices, "weight_decay": c.decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(groups, lr=c.lr, betas=(0.9, 0.95))
     batches = Batches(corpus()[0], c, c.seed)
     losses = []
@@ -175,7 +186,11 @@ def plot(curves: dict[str, list[float]], path: Path) -> None:
     fig, ax = plt.subplots(figsize=(7, 4))
     for name, losses in curves.items():
         ax.plot(losses, label=name, lw=1.2)
-    ax.set(xlabel="step", ylabel="loss (nats a byte)", title="Byte-level GPT on the standard library's source")
+    ax.set(
+        xlabel="step",
+        ylabel="loss (nats a byte)",
+        title="Byte-level GPT on the standard library's source",
+    )
     ax.legend()
     fig.tight_layout()
     fig.savefig(path, dpi=120)
@@ -185,11 +200,15 @@ def main() -> None:
     """Train, validate, sample, plot."""
     from tqdm import tqdm
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="neuron")
     parser.add_argument("--steps", type=int, default=Config.steps)
     parser.add_argument("--seed", type=int, default=Config.seed)
-    parser.add_argument("--report-every", type=int, default=10, help="steps between reads of the loss")
+    parser.add_argument(
+        "--report-every", type=int, default=10, help="steps between reads of the loss"
+    )
     args = parser.parse_args()
     config = Config(steps=args.steps, seed=args.seed)
     with tqdm(total=config.steps, unit="step") as bar:
@@ -202,7 +221,9 @@ def main() -> None:
         start = time.perf_counter()
         model, losses = train(config, args.device, on_step)
         seconds = time.perf_counter() - start
-    print(f"{config.steps} steps in {seconds:.1f} s; loss {losses[0]:.3f} -> {losses[-1]:.3f}, validation {validate(model, config, args.device):.3f}")
+    print(
+        f"{config.steps} steps in {seconds:.1f} s; loss {losses[0]:.3f} -> {losses[-1]:.3f}, validation {validate(model, config, args.device):.3f}"
+    )
     print("--- sample\n" + sample(model, args.device))
     plot({args.device: losses}, OUT / "train_gpt.png")
     print(f"--- loss curve: {OUT / 'train_gpt.png'}")

@@ -23,7 +23,9 @@ class Val:
     id: int
     dtype: str
 
-    def _with(self, op: str, other: Val | Number, swap: bool = False, dtype: str | None = None) -> Val:
+    def _with(
+        self, op: str, other: Val | Number, swap: bool = False, dtype: str | None = None
+    ) -> Val:
         o = self.b.lift(other, self.dtype)
         if o.dtype != self.dtype:
             raise TypeError(f"{op}: {self.dtype} and {o.dtype}")
@@ -220,4 +222,19 @@ def column_totals(x: Val) -> Val:
     return total(spread)
 
 
-__all__ = ["FLOATS", "INTS", "Builder", "Val", "column_totals", "fma", "fn", "maximum", "minimum", "row_max", "row_min", "row_sum", "total", "where"]
+__all__ = [
+    "FLOATS",
+    "INTS",
+    "Builder",
+    "Val",
+    "column_totals",
+    "fma",
+    "fn",
+    "maximum",
+    "minimum",
+    "row_max",
+    "row_min",
+    "row_sum",
+    "total",
+    "where",
+]

@@ -53,7 +53,11 @@ def say_once(text: str) -> None:
     """Warn, once a process for each text."""
     if text not in _said:
         _said.add(text)
-        warnings.warn(f"adaptive-eager kernel cache: {text}; kernels are compiled anew", RuntimeWarning, stacklevel=3)
+        warnings.warn(
+            f"adaptive-eager kernel cache: {text}; kernels are compiled anew",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _ours(path: Path) -> bool:
@@ -95,7 +99,10 @@ def read(name: str) -> bytes | None:
     except OSError:
         return None
     head = len(MAGIC) + 64
-    if blob[: len(MAGIC)] != MAGIC or blob[len(MAGIC) : head] != bytes.fromhex(name) + blob[head - 32 : head]:
+    if (
+        blob[: len(MAGIC)] != MAGIC
+        or blob[len(MAGIC) : head] != bytes.fromhex(name) + blob[head - 32 : head]
+    ):
         return None
     payload = blob[head:]
     return payload if hashlib.sha256(payload).digest() == blob[head - 32 : head] else None

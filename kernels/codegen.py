@@ -96,7 +96,9 @@ class Generator:
         """An i64 constant."""
         return ir.Constant(I64, n)
 
-    def loop(self, name: str, start: Any, stop: Any, step: int, values: list[Any], body: Any) -> list[Any]:
+    def loop(
+        self, name: str, start: Any, stop: Any, step: int, values: list[Any], body: Any
+    ) -> list[Any]:
         """for i in range(start, stop, step), unsigned, carrying values; returns them. body(i, values) → new values."""
         b = self.b
         before = b.block
@@ -130,13 +132,23 @@ class Generator:
             p = b.gep(base, [b.mul(j, self.i64(size))], source_etype=I8)
             if mask is None:
                 return b.load(p, typ=t, align=size)
-            return self.e.call(f"llvm.masked.load.{suffix(t)}.p0", t, [p, ir.Constant(I32, size), mask, constant(t, 0)])
+            return self.e.call(
+                f"llvm.masked.load.{suffix(t)}.p0",
+                t,
+                [p, ir.Constant(I32, size), mask, constant(t, 0)],
+            )
         ptrs = self._addresses(base, j, stride)
         if mask is None:
             mask = constant(ir.VectorType(I1, W), 1)
-        return self.e.call(f"llvm.masked.gather.{suffix(t)}.v{W}p0", t, [ptrs, ir.Constant(I32, size), mask, constant(t, 0)])
+        return self.e.call(
+            f"llvm.masked.gather.{suffix(t)}.v{W}p0",
+            t,
+            [ptrs, ir.Constant(I32, size), mask, constant(t, 0)],
+        )
 
-    def store_block(self, v: Any, base: Any, j: Any, inner: str, stride: Any, memory: str, mask: Any) -> None:
+    def store_block(
+        self, v: Any, base: Any, j: Any, inner: str, stride: Any, memory: str, mask: Any
+    ) -> None:
         """W elements to column j on."""
         b, t = self.b, v.type
         size = ITEMSIZE[memory]
@@ -145,17 +157,28 @@ class Generator:
             if mask is None:
                 b.store(v, p, align=size)
             else:
-                self.e.call(f"llvm.masked.store.{suffix(t)}.p0", ir.VoidType(), [v, p, ir.Constant(I32, size), mask])
+                self.e.call(
+                    f"llvm.masked.store.{suffix(t)}.p0",
+                    ir.VoidType(),
+                    [v, p, ir.Constant(I32, size), mask],
+                )
             return
         ptrs = self._addresses(base, j, stride)
         if mask is None:
             mask = constant(ir.VectorType(I1, W), 1)
-        self.e.call(f"llvm.masked.scatter.{suffix(t)}.v{W}p0", ir.VoidType(), [v, ptrs, ir.Constant(I32, size), mask])
+        self.e.call(
+            f"llvm.masked.scatter.{suffix(t)}.v{W}p0",
+            ir.VoidType(),
+            [v, ptrs, ir.Constant(I32, size), mask],
+        )
 
     def _addresses(self, base: Any, j: Any, stride: Any) -> Any:
         b = self.b
         t = ir.VectorType(I64, W)
-        at = b.mul(b.add(self.e.splat(Lanes(self.e, j, "i64")).v, ir.Constant(t, list(range(W)))), self.e.splat(Lanes(self.e, stride, "i64")).v)
+        at = b.mul(
+            b.add(self.e.splat(Lanes(self.e, j, "i64")).v, ir.Constant(t, list(range(W)))),
+            self.e.splat(Lanes(self.e, stride, "i64")).v,
+        )
         start = self.e.splat(Lanes(self.e, b.ptrtoint(base, I64), "i64")).v
         return b.inttoptr(b.add(start, at), ir.VectorType(PTR, W))
 
@@ -223,7 +246,11 @@ class Generator:
         """Everything that is one value for the launch."""
         for n in self.s.uniform:
             leaf = self.leaf(n)
-            self.scalar[n] = leaf if leaf is not None else self.compute(n, [self.scalar[a] for a in self.k.insts[n].args])
+            self.scalar[n] = (
+                leaf
+                if leaf is not None
+                else self.compute(n, [self.scalar[a] for a in self.k.insts[n].args])
+            )
 
     # -- body -------------------------------------------------------------------------------------
 
@@ -231,16 +258,29 @@ class Generator:
         """Tasks, their rows, and the loops over columns."""
         self.function("body")
         b = self.b
-        self.rows, self.cols, self.numel = (self.word(w) for w in (Word.ROWS, Word.COLS, Word.NUMEL))
+        self.rows, self.cols, self.numel = (
+            self.word(w) for w in (Word.ROWS, Word.COLS, Word.NUMEL)
+        )
         self.outer_sizes = [self.word(self.layout.sizes + d) for d in range(self.k.outer)]
-        self.stride = [[self.word(self.layout.strides + o * (self.k.outer + 1) + d) for d in range(self.k.outer + 1)] for o in range(len(self.k.operands))]
-        self.base = [b.inttoptr(self.word(self.layout.pointers + o), PTR) for o in range(len(self.k.operands))]
+        self.stride = [
+            [
+                self.word(self.layout.strides + o * (self.k.outer + 1) + d)
+                for d in range(self.k.outer + 1)
+            ]
+            for o in range(len(self.k.operands))
+        ]
+        self.base = [
+            b.inttoptr(self.word(self.layout.pointers + o), PTR)
+            for o in range(len(self.k.operands))
+        ]
         self.uniforms()
         per, tasks = self.word(Word.ROWS_PER_TASK), self.word(Word.TASKS)
         self.tile_bytes = self.word(Word.TILE_BYTES)
         if self.tile:
             mine = b.atomic_rmw("add", self.word_at(Word.NEXT_SCRATCH), self.i64(1), "monotonic")
-            self.scratch = b.inttoptr(b.add(self.word(Word.SCRATCH), b.mul(mine, self.word(Word.SCRATCH_BYTES))), PTR)
+            self.scratch = b.inttoptr(
+                b.add(self.word(Word.SCRATCH), b.mul(mine, self.word(Word.SCRATCH_BYTES))), PTR
+            )
         head, inside, done = (b.append_basic_block(n) for n in ("task.head", "task", "done"))
         b.branch(head)
         b.position_at_end(head)
@@ -314,7 +354,11 @@ class Generator:
             i = k.insts[v]
             assert isinstance(i.attr, int)
             memory = k.operands[i.attr].dtype
-            b.store(self.e.narrow(self.scalar[i.args[0]], memory), self.at_row[i.attr], align=ITEMSIZE[memory])
+            b.store(
+                self.e.narrow(self.scalar[i.args[0]], memory),
+                self.at_row[i.attr],
+                align=ITEMSIZE[memory],
+            )
         self.scalar = uniform
         return []
 
@@ -323,7 +367,9 @@ class Generator:
         if i.op == "load":
             assert isinstance(i.attr, int)
             memory = self.k.operands[i.attr].dtype
-            return self.e.widen(self.b.load(self.at_row[i.attr], typ=MEMORY[memory], align=ITEMSIZE[memory]), memory)
+            return self.e.widen(
+                self.b.load(self.at_row[i.attr], typ=MEMORY[memory], align=ITEMSIZE[memory]), memory
+            )
         if i.op == "iota":
             assert isinstance(i.attr, int)
             return Lanes(self.e, self.index[i.attr], "i64")
@@ -343,7 +389,9 @@ class Generator:
         b = self.b
         accs = [self._start(n) for n in loop.reduces]
         full = b.and_(self.n, self.i64(-W))
-        accs = self.loop("block", self.i64(0), full, W, accs, lambda j, a: self._block(loop, j, a, None))
+        accs = self.loop(
+            "block", self.i64(0), full, W, accs, lambda j, a: self._block(loop, j, a, None)
+        )
         tail, after = b.append_basic_block("tail"), b.append_basic_block("after")
         before = b.block
         b.cbranch(b.icmp_unsigned("<", full, self.n), tail, after)
@@ -397,8 +445,12 @@ class Generator:
         while width > 1:
             half = width // 2
             und = ir.Constant(v.type, ir.Undefined)
-            lo = self.b.shuffle_vector(v, und, ir.Constant(ir.VectorType(I32, half), list(range(half))))
-            hi = self.b.shuffle_vector(v, und, ir.Constant(ir.VectorType(I32, half), list(range(half, width))))
+            lo = self.b.shuffle_vector(
+                v, und, ir.Constant(ir.VectorType(I32, half), list(range(half)))
+            )
+            hi = self.b.shuffle_vector(
+                v, und, ir.Constant(ir.VectorType(I32, half), list(range(half, width)))
+            )
             v = self._combine(n, Lanes(self.e, lo, dtype), Lanes(self.e, hi, dtype)).v
             width = half
         return Lanes(self.e, self.b.extract_element(v, ir.Constant(I32, 0)), dtype)
@@ -420,7 +472,9 @@ class Generator:
             elif i.op == "load":
                 assert isinstance(i.attr, int)
                 o = k.operands[i.attr]
-                v = self.load_block(self.at_row[i.attr], j, o.inner, self.stride[i.attr][-1], o.dtype, mask)
+                v = self.load_block(
+                    self.at_row[i.attr], j, o.inner, self.stride[i.attr][-1], o.dtype, mask
+                )
                 lanes[n] = e.widen(v, o.dtype)
             elif i.op == "iota":
                 at = e.splat(Lanes(e, j, "i64")).v
@@ -434,22 +488,38 @@ class Generator:
             i = k.insts[n]
             x = e.cast(get(i.args[0]), i.dtype)
             if mask is not None:
-                x = Lanes(e, self.b.select(mask, x.v, constant(x.v.type, self._reduce_identity(n))), i.dtype)
+                x = Lanes(
+                    e,
+                    self.b.select(mask, x.v, constant(x.v.type, self._reduce_identity(n))),
+                    i.dtype,
+                )
             out.append(self._combine(n, Lanes(e, acc, i.dtype), x).v)
         for n in loop.totals:
             i = k.insts[n]
             x = e.cast(get(i.args[0]), i.dtype)
             old = self.load_block(self.partial[n], j, "unit", None, i.dtype, mask)
-            self.store_block((Lanes(e, old, i.dtype) + x).v, self.partial[n], j, "unit", None, i.dtype, mask)
+            self.store_block(
+                (Lanes(e, old, i.dtype) + x).v, self.partial[n], j, "unit", None, i.dtype, mask
+            )
         for n in loop.stores:
             i = k.insts[n]
             assert isinstance(i.attr, int)
             o = k.operands[i.attr]
-            self.store_block(e.narrow(get(i.args[0]), o.dtype), self.at_row[i.attr], j, o.inner, self.stride[i.attr][-1], o.dtype, mask)
+            self.store_block(
+                e.narrow(get(i.args[0]), o.dtype),
+                self.at_row[i.attr],
+                j,
+                o.inner,
+                self.stride[i.attr][-1],
+                o.dtype,
+                mask,
+            )
         return out
 
     def _tile_address(self, n: int, j: Any) -> Any:
-        at = self.b.add(self.b.mul(self.tile_bytes, self.i64(self.tile[n])), self.b.mul(j, self.i64(8)))
+        at = self.b.add(
+            self.b.mul(self.tile_bytes, self.i64(self.tile[n])), self.b.mul(j, self.i64(8))
+        )
         return self.b.gep(self.scratch, [at], source_etype=I8)
 
     def _tile_store(self, n: int, j: Any, x: Lanes) -> None:
@@ -457,7 +527,11 @@ class Generator:
 
     def _tile_load(self, n: int, j: Any) -> Lanes:
         dtype = self.k.insts[n].dtype
-        return Lanes(self.e, self.b.load(self._tile_address(n, j), typ=ir.VectorType(VALUE[dtype], W), align=8), dtype)
+        return Lanes(
+            self.e,
+            self.b.load(self._tile_address(n, j), typ=ir.VectorType(VALUE[dtype], W), align=8),
+            dtype,
+        )
 
     # -- finish -----------------------------------------------------------------------------------
 
@@ -467,7 +541,11 @@ class Generator:
         b, k, s = self.b, self.k, self.s
         self.cols, tasks = self.word(Word.COLS), self.word(Word.TASKS)
         self.uniforms()
-        operands = {int(i.attr or 0) for n, i in enumerate(k.insts) if self.at[n] == "finish" and i.op in ("fload", "store")}
+        operands = {
+            int(i.attr or 0)
+            for n, i in enumerate(k.insts)
+            if self.at[n] == "finish" and i.op in ("fload", "store")
+        }
         base = {o: b.inttoptr(self.word(self.layout.pointers + o), PTR) for o in operands}
         stride = {o: self.word(self.layout.strides + o * (k.outer + 1) + k.outer) for o in operands}
         sums = {n: b.inttoptr(self.word(self.layout.totals + self.total[n]), PTR) for n in s.totals}
@@ -478,10 +556,17 @@ class Generator:
             i = k.insts[n]
             if i.op == "store":
                 o = k.operands[i.attr]  # type: ignore[index]
-                b.store(self.e.narrow(self.scalar[i.args[0]], o.dtype), base[int(i.attr or 0)], align=ITEMSIZE[o.dtype])
+                b.store(
+                    self.e.narrow(self.scalar[i.args[0]], o.dtype),
+                    base[int(i.attr or 0)],
+                    align=ITEMSIZE[o.dtype],
+                )
             elif i.op == "fload":
                 o = k.operands[i.attr]  # type: ignore[index]
-                self.scalar[n] = self.e.widen(b.load(base[int(i.attr or 0)], typ=MEMORY[o.dtype], align=ITEMSIZE[o.dtype]), o.dtype)
+                self.scalar[n] = self.e.widen(
+                    b.load(base[int(i.attr or 0)], typ=MEMORY[o.dtype], align=ITEMSIZE[o.dtype]),
+                    o.dtype,
+                )
             else:
                 self.scalar[n] = self.compute(n, [self.scalar[a] for a in i.args])
         if s.column:
@@ -496,7 +581,13 @@ class Generator:
             x = Lanes(self.e, self.b.load(self.b.gep(p, [i], source_etype=t), typ=t), dtype)
             return [(Lanes(self.e, acc[0], dtype) + x).v]
 
-        return Lanes(self.e, self.loop("tasks", self.i64(0), tasks, 1, [constant(t, self._identity(dtype))], step)[0], dtype)
+        return Lanes(
+            self.e,
+            self.loop("tasks", self.i64(0), tasks, 1, [constant(t, self._identity(dtype))], step)[
+                0
+            ],
+            dtype,
+        )
 
     def _finish_columns(self, base: Any, stride: Any, sums: Any, tasks: Any) -> None:
         b = self.b
@@ -507,17 +598,32 @@ class Generator:
 
             def get(n: int) -> Lanes:
                 if n not in lanes:
-                    lanes[n] = self._column_total(n, sums[n], tasks, j, mask) if n in self.s.elem_totals else e.splat(self.scalar[n])
+                    lanes[n] = (
+                        self._column_total(n, sums[n], tasks, j, mask)
+                        if n in self.s.elem_totals
+                        else e.splat(self.scalar[n])
+                    )
                 return lanes[n]
 
             for n in self.s.column:
                 i = k.insts[n]
                 if i.op == "store":
                     o = k.operands[i.attr]  # type: ignore[index]
-                    self.store_block(e.narrow(get(i.args[0]), o.dtype), base[i.attr], j, o.inner, stride[i.attr], o.dtype, mask)
+                    self.store_block(
+                        e.narrow(get(i.args[0]), o.dtype),
+                        base[i.attr],
+                        j,
+                        o.inner,
+                        stride[i.attr],
+                        o.dtype,
+                        mask,
+                    )
                 elif i.op == "fload":
                     o = k.operands[i.attr]  # type: ignore[index]
-                    lanes[n] = e.widen(self.load_block(base[i.attr], j, o.inner, stride[i.attr], o.dtype, mask), o.dtype)
+                    lanes[n] = e.widen(
+                        self.load_block(base[i.attr], j, o.inner, stride[i.attr], o.dtype, mask),
+                        o.dtype,
+                    )
                 else:
                     lanes[n] = self.compute(n, [get(a) for a in i.args])
 
@@ -540,7 +646,13 @@ class Generator:
             x = Lanes(self.e, self.load_block(row, j, "unit", None, dtype, mask), dtype)
             return [(Lanes(self.e, acc[0], dtype) + x).v]
 
-        return Lanes(self.e, self.loop("parts", self.i64(0), tasks, 1, [constant(t, self._identity(dtype))], step)[0], dtype)
+        return Lanes(
+            self.e,
+            self.loop("parts", self.i64(0), tasks, 1, [constant(t, self._identity(dtype))], step)[
+                0
+            ],
+            dtype,
+        )
 
 
 def generate(kernel: Kernel, s: Schedule, name: str) -> ir.Module:

@@ -44,21 +44,73 @@ FLAT_COLS = 4096
 
 MEMORY_DTYPES = ("f64", "f32", "f16", "bf16", "i64", "i32", "i16", "i8", "u8", "bool")
 VALUE_DTYPES = ("f64", "f32", "i64", "i32", "i16", "i8", "u8", "bool")
-ITEMSIZE = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "bool": 1}
+ITEMSIZE = {
+    "f64": 8,
+    "f32": 4,
+    "f16": 2,
+    "bf16": 2,
+    "i64": 8,
+    "i32": 4,
+    "i16": 2,
+    "i8": 1,
+    "u8": 1,
+    "bool": 1,
+}
 FLOATS = frozenset({"f64", "f32"})
 INTS = frozenset({"i64", "i32", "i16", "i8", "u8"})
 
 SOURCES = frozenset({"load", "fload", "scalar", "const", "iota"})
 """load k: operand k at this row/column. fload k: operand k at finish. scalar k: run-time scalar k (uniform).
 const v. iota "inner" (elem, i64) or iota d (row, i64): the index along that dim."""
-ARITHMETIC = frozenset({"add", "sub", "mul", "div", "neg", "abs", "min", "max", "fma", "sqrt", "rint", "floor", "ceil", "trunc", "copysign"})
+ARITHMETIC = frozenset(
+    {
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "neg",
+        "abs",
+        "min",
+        "max",
+        "fma",
+        "sqrt",
+        "rint",
+        "floor",
+        "ceil",
+        "trunc",
+        "copysign",
+    }
+)
 """IEEE arithmetic on floats, wrapping on ints (no div, fma or rounding there). min and max keep NaN. div is for floats."""
 COMPARE = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 """Result bool. ne with NaN is true, all others false."""
 LOGIC = frozenset({"and", "or", "xor", "not", "select"})
 """Bitwise on ints and bool; select(cond, a, b)."""
-MATH = frozenset({"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sigmoid", "erf", "sin", "cos", "tan", "pow",
-                  "sinh", "cosh", "asin", "acos", "atan", "atan2", "erfc"})
+MATH = frozenset(
+    {
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log2",
+        "log10",
+        "log1p",
+        "tanh",
+        "sigmoid",
+        "erf",
+        "sin",
+        "cos",
+        "tan",
+        "pow",
+        "sinh",
+        "cosh",
+        "asin",
+        "acos",
+        "atan",
+        "atan2",
+        "erfc",
+    }
+)
 """Transcendentals on f32 and f64; their definitions are `vmath`'s."""
 CONVERT = frozenset({"cast", "round"})
 """cast: to the inst's dtype (float→int truncates; anything→bool is `!= 0`). round: f32 onto the grid of attr."""

@@ -57,7 +57,9 @@ def compile_module(text: str) -> bytes:
         module.data_layout = codegen._data_layout
         module.triple = codegen._tm.triple
         module.verify()
-        passes, builder = codegen._module_pass_manager(loop_vectorize=False, slp_vectorize=False, opt=2)
+        passes, builder = codegen._module_pass_manager(
+            loop_vectorize=False, slp_vectorize=False, opt=2
+        )
         passes.run(module, builder)
         return bytes(codegen._tm.emit_object(module))
 
@@ -70,4 +72,6 @@ def load(code: bytes, name: str) -> tuple[int, int]:
         engine = _codegen()._engine._ee
         engine.add_object_file(ll.ObjectFileRef.from_data(code))
         engine.finalize_object()
-        return engine.get_function_address(f"body_{name}"), engine.get_function_address(f"finish_{name}")
+        return engine.get_function_address(f"body_{name}"), engine.get_function_address(
+            f"finish_{name}"
+        )

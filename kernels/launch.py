@@ -119,20 +119,43 @@ class Launch:
         self._scratch_bytes = tile * len(s.tiles)
         self._scratch: ctypes.Array[ctypes.c_char] | None = None
         self._slots = 0
-        self._partials = [ctypes.create_string_buffer(8 * self.tasks * (cols if n in s.elem_totals else 1)) for n in s.totals]
+        self._partials = [
+            ctypes.create_string_buffer(8 * self.tasks * (cols if n in s.elem_totals else 1))
+            for n in s.totals
+        ]
         strides = []
         for o, st in zip(k.operands, space.strides, strict=True):
             strides += [x * ITEMSIZE[o.dtype] for x in st]
-        fixed = [0, self.tasks, rows, cols, space.numel, per, 0, 0, self._scratch_bytes, tile, *space.outer, *strides]
+        fixed = [
+            0,
+            self.tasks,
+            rows,
+            cols,
+            space.numel,
+            per,
+            0,
+            0,
+            self._scratch_bytes,
+            tile,
+            *space.outer,
+            *strides,
+        ]
         formats = "q" * len(k.operands) + "".join("d" if x == "f64" else "q" for x in k.scalars)
-        self._context = ctypes.create_string_buffer(8 * (len(fixed) + len(formats) + len(self._partials)))
+        self._context = ctypes.create_string_buffer(
+            8 * (len(fixed) + len(formats) + len(self._partials))
+        )
         self._address = ctypes.addressof(self._context)
         struct.pack_into(f"{len(fixed)}q", self._context, 0, *fixed)
         self._varying = struct.Struct(formats).pack_into
         self._at = 8 * len(fixed)
         self._counters = struct.Struct("q").pack_into
         end = self._at + 8 * len(formats)
-        struct.pack_into(f"{len(self._partials)}q", self._context, end, *[ctypes.addressof(p) for p in self._partials])
+        struct.pack_into(
+            f"{len(self._partials)}q",
+            self._context,
+            end,
+            *[ctypes.addressof(p) for p in self._partials],
+        )
         self._set_scratch(1)
         self.estimate = self.work * SECONDS_PER_ELEMENT
         self._finishes = bool(s.totals)

@@ -38,7 +38,10 @@ def _load(kernel: Kernel, i: Inst) -> str:
 def listing(kernel: Kernel, s: Schedule) -> str:
     """The loops, stages, loads and stores of a kernel; v<n> is instruction n of its loop IR."""
     insts = kernel.insts
-    params = [f"p{n}: {o.dtype}{'' if o.inner == 'unit' else ' (' + o.inner + ')'}" for n, o in enumerate(kernel.operands)]
+    params = [
+        f"p{n}: {o.dtype}{'' if o.inner == 'unit' else ' (' + o.inner + ')'}"
+        for n, o in enumerate(kernel.operands)
+    ]
     params += [f"scalar{n}: {t}" for n, t in enumerate(kernel.scalars)]
     out = [f"def kernel({', '.join(params)}):"]
 
@@ -47,7 +50,10 @@ def listing(kernel: Kernel, s: Schedule) -> str:
 
     for n in s.uniform:
         put(1, f"v{n} = {_expr(insts[n])}")
-    put(1, f"for row in rows:  # {kernel.outer} outer dim{'s' if kernel.outer > 1 else ''}, in tasks shared by threads")
+    put(
+        1,
+        f"for row in rows:  # {kernel.outer} outer dim{'s' if kernel.outer > 1 else ''}, in tasks shared by threads",
+    )
     for depth, loop in enumerate(s.loops):
         for n in s.row[depth]:
             i = insts[n]
@@ -60,7 +66,10 @@ def listing(kernel: Kernel, s: Schedule) -> str:
     for n in s.row_stores:
         put(2, f"p{insts[n].attr}[row] = v{insts[n].args[0]}")
     if s.totals:
-        put(1, f"# once all rows are done, over tasks in order: {', '.join(f'v{n}' for n in s.totals)}")
+        put(
+            1,
+            f"# once all rows are done, over tasks in order: {', '.join(f'v{n}' for n in s.totals)}",
+        )
         for n in (*s.single, *s.column):
             i = insts[n]
             where = "[col]" if n in s.column else "[0]"
@@ -79,7 +88,13 @@ def _loop(kernel: Kernel, loop: Loop, put: object) -> None:
     put(2, "for col in columns:  # 32 lanes a block, the last one masked")
     for n in loop.needs:
         i = insts[n]
-        text = f"tile{n}[col]" if n in loop.from_tile else _load(kernel, i) if i.op == "load" else _expr(i)
+        text = (
+            f"tile{n}[col]"
+            if n in loop.from_tile
+            else _load(kernel, i)
+            if i.op == "load"
+            else _expr(i)
+        )
         put(3, f"v{n} = {text}")
         if n in loop.to_tile:
             put(3, f"tile{n}[col] = v{n}")

@@ -55,7 +55,18 @@ def schedule(kernel: Kernel) -> Schedule:
     insts = kernel.insts
     loaded = {i.attr for i in insts if i.op == "load"}
     nloops = 1 + max([0, *[depth[n] for n in range(len(insts)) if at[n] in ("row", "elem")]])
-    s = Schedule([], [[] for _ in range(nloops)], [Loop() for _ in range(nloops)], [], [], [], [], set(), [], [])
+    s = Schedule(
+        [],
+        [[] for _ in range(nloops)],
+        [Loop() for _ in range(nloops)],
+        [],
+        [],
+        [],
+        [],
+        set(),
+        [],
+        [],
+    )
     for n, i in enumerate(insts):
         if i.op == "total":
             s.totals.append(n)

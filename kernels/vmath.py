@@ -145,7 +145,18 @@ def erf(o: Ops, x: Num) -> Num:
     n = o.bits(k) - o.iconst(o.bits(k), MAGIC_BITS)
     e = (o.fma(w, m, m) + o.const(x, 1.0)) * _scale(o, n)
     big = o.copysign(o.const(x, 1.0) - e, x)
-    p = _horner(o, s, (-5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1, 1.28379166e-1))
+    p = _horner(
+        o,
+        s,
+        (
+            -5.96761703e-4,
+            4.99119423e-3,
+            -2.67681349e-2,
+            1.12819925e-1,
+            -3.76125336e-1,
+            1.28379166e-1,
+        ),
+    )
     small = o.fma(p, x, x)
     r = o.select(t > o.const(x, 0.927734375), big, small)
     return o.select(x == x, r, x)  # noqa: PLR0124 - NaN passes through
@@ -204,7 +215,15 @@ def _sincos(o: Ops, x: Num, quarter: int) -> Num:
     return o.float_of_bits(o.bits(v) ^ ((q & o.iconst(q, 2)) << 30))
 
 
-NARROW = {"exp": exp, "expm1": expm1, "sigmoid": sigmoid, "tanh": tanh, "erf": erf, "log": log, "log1p": log1p}
+NARROW = {
+    "exp": exp,
+    "expm1": expm1,
+    "sigmoid": sigmoid,
+    "tanh": tanh,
+    "erf": erf,
+    "log": log,
+    "log1p": log1p,
+}
 """f32 functions by IR name."""
 PERIODIC = {"sin": 0, "cos": 1}
 """Functions with a fast range; the rest of it goes through f64, lane by lane (`Ops.wide`)."""

@@ -25,7 +25,12 @@ from adaptive_eager.tensor import FAST
 aten = torch.ops.aten
 Promote = Literal["same", "float", "compare", "none"]
 
-_KINDS = {"same": KIND.DEFAULT, "float": KIND.INT_TO_FLOAT, "compare": KIND.ALWAYS_BOOL, "none": KIND.NO_OPMATH}
+_KINDS = {
+    "same": KIND.DEFAULT,
+    "float": KIND.INT_TO_FLOAT,
+    "compare": KIND.ALWAYS_BOOL,
+    "none": KIND.NO_OPMATH,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +127,11 @@ def _softplus(x: Val, beta: Val, threshold: Val) -> Val:
 def _sign(x: Val) -> Val:
     one = x.b.const(1, x.dtype)
     zero = x.b.const(0, x.dtype)
-    return where(x > zero, one, where(x < zero, -one if x.dtype != "u8" else zero, where(x.ne(x), zero, zero)))
+    return where(
+        x > zero,
+        one,
+        where(x < zero, -one if x.dtype != "u8" else zero, where(x.ne(x), zero, zero)),
+    )
 
 
 def _mean_half(x: Val, y: Val, w: Val) -> Val:
@@ -150,6 +159,7 @@ def _reciprocal_sqrt(x: Val) -> Val:
     return 1 / fn("sqrt", x)
 
 
+# fmt: off
 TABLE: tuple[Pointwise, ...] = (
     Pointwise("add.Tensor add_.Tensor add.Scalar add_.Scalar", _add, skip=(2,), defaults=(None,), keywords=("alpha",)),
     Pointwise("sub.Tensor sub_.Tensor sub.Scalar sub_.Scalar", lambda x, y, alpha: x - (y if alpha is None else alpha * y), skip=(2,), defaults=(None,), keywords=("alpha",)),
@@ -220,10 +230,13 @@ TABLE: tuple[Pointwise, ...] = (
     Pointwise("fill_.Scalar fill_.Tensor fill.Scalar fill.Tensor", lambda x, v: v, skip=(1,)),
     Pointwise("zero_.default", lambda x: x * 0),
 )
+# fmt: on
 
 _WRITE_ONLY = frozenset({"copy_", "fill_", "zero_", "copy", "fill"})
 """Ops that do not read what they write over."""
-_IGNORED_KEYWORDS = frozenset({"memory_format", "dtype", "layout", "device", "pin_memory", "non_blocking", "generator"})
+_IGNORED_KEYWORDS = frozenset(
+    {"memory_format", "dtype", "layout", "device", "pin_memory", "non_blocking", "generator"}
+)
 
 
 def value_dtype(dtype: torch.dtype) -> str | None:
@@ -232,7 +245,9 @@ def value_dtype(dtype: torch.dtype) -> str | None:
     return "f32" if name in ("bf16", "f16") else name
 
 
-def space(out: Meta, metas: tuple[Meta | None, ...]) -> tuple[tuple[int, ...], list[IndexMap | None], IndexMap] | None:
+def space(
+    out: Meta, metas: tuple[Meta | None, ...]
+) -> tuple[tuple[int, ...], list[IndexMap | None], IndexMap] | None:
     """Iteration space of a pointwise op: dims ordered by the output's strides, size-1 dims dropped, and each operand's map.
 
     None where the output overlaps itself (an expanded tensor written in place).
@@ -246,28 +261,46 @@ def space(out: Meta, metas: tuple[Meta | None, ...]) -> tuple[tuple[int, ...], l
 
     def lay(m: Meta) -> IndexMap:
         pad = len(shape) - len(m.shape)
-        strides = tuple([0 if d < pad or m.shape[d - pad] == 1 else m.stride[d - pad] for d in order])
+        strides = tuple(
+            [0 if d < pad or m.shape[d - pad] == 1 else m.stride[d - pad] for d in order]
+        )
         return IndexMap("e", m.offset, strides)
 
     return dims, [None if m is None else lay(m) for m in metas], lay(out)
 
 
-def lower_pointwise(row: Pointwise, name: str, r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body | None:
+def lower_pointwise(
+    row: Pointwise, name: str, r: Recipe, metas: tuple[torch.Tensor, ...], results: Any
+) -> Body | None:
     """The loop form of a pointwise call, None where a dtype or argument is beyond the kernels."""
     positional: list[Any] = list(r.args)
     named = {k: v for k, v in r.kwargs.items() if k not in _IGNORED_KEYWORDS}
     schema = r.func._schema.arguments
-    positional += [named.pop(a.name, a.default_value) for a in schema[len(positional) :] if a.name not in _IGNORED_KEYWORDS and (a.name in named or row.keywords == () or a.name in row.keywords)]
+    positional += [
+        named.pop(a.name, a.default_value)
+        for a in schema[len(positional) :]
+        if a.name not in _IGNORED_KEYWORDS
+        and (a.name in named or row.keywords == () or a.name in row.keywords)
+    ]
     if name.startswith(("_to_copy", "clone", "copy_", "copy.")):
         positional = positional[: 2 if name.startswith("copy") else 1]
     if named:
         return None
-    positional = [None if k in row.skip and type(a) is int and a == 1 and row.keywords else a for k, a in enumerate(positional)]
+    positional = [
+        None if k in row.skip and type(a) is int and a == 1 and row.keywords else a
+        for k, a in enumerate(positional)
+    ]
     target = r.ins[r.writes[0]] if r.writes else r.outs[0]
     if len(r.outs) + len(r.writes) != 1 or target.tname is None:
         return None
-    tensors = [metas[a.i] for k, a in enumerate(positional) if isinstance(a, T) and k not in row.skip]
-    numbers = [r.scalar_types[a.i](1) if isinstance(a, S) else a for k, a in enumerate(positional) if k not in row.skip and isinstance(a, (S, int, float, bool))]
+    tensors = [
+        metas[a.i] for k, a in enumerate(positional) if isinstance(a, T) and k not in row.skip
+    ]
+    numbers = [
+        r.scalar_types[a.i](1) if isinstance(a, S) else a
+        for k, a in enumerate(positional)
+        if k not in row.skip and isinstance(a, (S, int, float, bool))
+    ]
     base = name.split(".")[0]
     if row.promote == "none":
         source = metas[positional[-1].i].dtype if base.startswith("copy") else metas[0].dtype
@@ -278,11 +311,20 @@ def lower_pointwise(row: Pointwise, name: str, r: Recipe, metas: tuple[torch.Ten
         participants = [*tensors, *numbers]
         compute, _ = elementwise_dtypes(*participants, type_promotion_kind=_KINDS[row.promote])
         if row.promote == "compare":
-            compute = torch.result_type(participants[0], participants[1]) if len(participants) == 2 else tensors[0].dtype
+            compute = (
+                torch.result_type(participants[0], participants[1])
+                if len(participants) == 2
+                else tensors[0].dtype
+            )
         cd = value_dtype(compute)
     if cd is None or any(DTYPE_NAMES.get(m.dtype) is None for m in r.ins):
         return None
-    if row.only == "float" and cd not in ("f32", "f64") or row.only == "int" and cd in ("f32", "f64"):
+    if (
+        row.only == "float"
+        and cd not in ("f32", "f64")
+        or row.only == "int"
+        and cd in ("f32", "f64")
+    ):
         return None
     unread = {a.i for k, a in enumerate(positional[:1]) if base in _WRITE_ONLY and isinstance(a, T)}
     laid = space(target, tuple([None if k in unread else m for k, m in enumerate(r.ins)]))
@@ -290,7 +332,12 @@ def lower_pointwise(row: Pointwise, name: str, r: Recipe, metas: tuple[torch.Ten
         return None
     dims, ins, out = laid
     for k, m in enumerate(ins):
-        if m is not None and r.writes and r.ins[k].shape != target.shape and len(r.ins[k].shape) > len(target.shape):
+        if (
+            m is not None
+            and r.writes
+            and r.ins[k].shape != target.shape
+            and len(r.ins[k].shape) > len(target.shape)
+        ):
             return None
     if row.literal:
         try:
@@ -298,7 +345,9 @@ def lower_pointwise(row: Pointwise, name: str, r: Recipe, metas: tuple[torch.Ten
         except NotImplementedError:
             return None
     spec = tuple(positional)
-    convert = frozenset(range(len(spec))) - ({0} if base == "where" else {1} if base.startswith("masked_fill") else set())
+    convert = frozenset(range(len(spec))) - (
+        {0} if base == "where" else {1} if base.startswith("masked_fill") else set()
+    )
 
     def build(b: Builder, values: list[Val | None], scalars: list[Val]) -> list[Val]:
         operands: list[Any] = []
@@ -319,7 +368,9 @@ def lower_pointwise(row: Pointwise, name: str, r: Recipe, metas: tuple[torch.Ten
     return Body("map", dims, tuple(ins), ((~r.writes[0] if r.writes else 0, out),), build)
 
 
-def shape_rule(row: Pointwise, name: str, r: Recipe, metas: tuple[torch.Tensor, ...]) -> Meta | None:
+def shape_rule(
+    row: Pointwise, name: str, r: Recipe, metas: tuple[torch.Tensor, ...]
+) -> Meta | None:
     """The output's meta when all operands are contiguous: shapes broadcast, dtypes promote; None for anything else."""
     if not all(m.contiguous for m in r.ins) or r.kwargs.get("memory_format") is not None:
         return None
@@ -331,9 +382,19 @@ def shape_rule(row: Pointwise, name: str, r: Recipe, metas: tuple[torch.Tensor, 
             return None
         shape = joined
     if base == "_to_copy":
-        return None if r.kwargs.keys() - {"dtype"} else contiguous_meta(shape, r.kwargs.get("dtype") or r.ins[0].dtype)
+        return (
+            None
+            if r.kwargs.keys() - {"dtype"}
+            else contiguous_meta(shape, r.kwargs.get("dtype") or r.ins[0].dtype)
+        )
     if base == "clone" or base.startswith(("fill", "zero", "copy")):
-        return r.ins[0] if shape == r.ins[0].shape and (base == "clone" or base.endswith("_")) and not r.ins[0].offset else None
+        return (
+            r.ins[0]
+            if shape == r.ins[0].shape
+            and (base == "clone" or base.endswith("_"))
+            and not r.ins[0].offset
+            else None
+        )
     participants: list[Any] = []
     for k, a in enumerate(r.args):
         if k in row.skip:
@@ -349,7 +410,11 @@ def shape_rule(row: Pointwise, name: str, r: Recipe, metas: tuple[torch.Tensor, 
     if not participants or (base == "where" and r.ins[0].dtype is not torch.bool):
         return None
     _, dtype = elementwise_dtypes(*participants, type_promotion_kind=_KINDS[row.promote])
-    if dtype.is_complex or (row.only == "float" and not dtype.is_floating_point) or (row.only == "int" and dtype.is_floating_point):
+    if (
+        dtype.is_complex
+        or (row.only == "float" and not dtype.is_floating_point)
+        or (row.only == "int" and dtype.is_floating_point)
+    ):
         return None
     if r.func._schema.is_mutable:
         target = r.ins[0]
@@ -364,7 +429,9 @@ def broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:
     n = max(len(a), len(b))
     x, y = (1,) * (n - len(a)) + tuple(a), (1,) * (n - len(b)) + tuple(b)
     out = tuple([q if p == 1 else p for p, q in zip(x, y, strict=True)])
-    return out if all(p in (1, o) and q in (1, o) for p, q, o in zip(x, y, out, strict=True)) else None
+    return (
+        out if all(p in (1, o) and q in (1, o) for p, q, o in zip(x, y, out, strict=True)) else None
+    )
 
 
 def register() -> None:
@@ -378,10 +445,18 @@ def register() -> None:
             f = id(op)
             lower.KEEP.append(op)
 
-            def native(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any, row: Pointwise = row, name: str = name) -> Body | None:
+            def native(
+                r: Recipe,
+                metas: tuple[torch.Tensor, ...],
+                results: Any,
+                row: Pointwise = row,
+                name: str = name,
+            ) -> Body | None:
                 return lower_pointwise(row, name, r, metas, results)
 
-            def rule(r: Recipe, metas: tuple[torch.Tensor, ...], row: Pointwise = row, name: str = name) -> Meta | None:
+            def rule(
+                r: Recipe, metas: tuple[torch.Tensor, ...], row: Pointwise = row, name: str = name
+            ) -> Meta | None:
                 return shape_rule(row, name, r, metas)
 
             lower.NATIVE[f] = native

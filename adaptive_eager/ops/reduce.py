@@ -73,8 +73,15 @@ class Rows:
     def elem(self, m: Meta) -> IndexMap | None:
         """An operand with a value at each point, broadcast where its dims are 1 or missing."""
         pad = len(self.shape) - len(m.shape)
-        stride = [0 if d < pad or m.shape[d - pad] == 1 else m.stride[d - pad] for d in range(len(self.shape))]
-        inner = [(self.shape[d], stride[d]) for d in range(self.cut, len(self.shape)) if self.shape[d] != 1]
+        stride = [
+            0 if d < pad or m.shape[d - pad] == 1 else m.stride[d - pad]
+            for d in range(len(self.shape))
+        ]
+        inner = [
+            (self.shape[d], stride[d])
+            for d in range(self.cut, len(self.shape))
+            if self.shape[d] != 1
+        ]
         step = inner[-1][1] if inner else 1
         run = step
         for size, s in reversed(inner):
@@ -112,7 +119,15 @@ def pattern(shape: Sequence[int], dims: Sequence[int]) -> tuple[str, int] | None
     return None
 
 
-def reduction(r: Recipe, dims: Any, combine: Callable[[Builder, Val, Val], Val], kind: str, out: Meta, pre: Callable[[Val], Val], dtype: str) -> Body | None:
+def reduction(
+    r: Recipe,
+    dims: Any,
+    combine: Callable[[Builder, Val, Val], Val],
+    kind: str,
+    out: Meta,
+    pre: Callable[[Val], Val],
+    dtype: str,
+) -> Body | None:
     """A single reduction of operand 0. combine(builder, reduced, count as f64) gives the result from the reduced value."""
     m = r.ins[0]
     if m.tname is None or out.tname is None or len(m.shape) == 0:
@@ -130,7 +145,9 @@ def reduction(r: Recipe, dims: Any, combine: Callable[[Builder, Val, Val], Val],
 
         def build_all(b: Builder, v: list[Val | None], s: list[Val]) -> list[Val]:
             assert v[0] is not None
-            return [combine(b, total(row_sum(pre(v[0].to(dtype)))), s[-1].to("f64")).to(out.tname or "")]
+            return [
+                combine(b, total(row_sum(pre(v[0].to(dtype)))), s[-1].to("f64")).to(out.tname or "")
+            ]
 
         return Body("all", (n,), ins, ((0, IndexMap("f", out.offset, (0,))),), build_all, (n,))
     space = Rows(m.shape, k)
@@ -143,7 +160,9 @@ def reduction(r: Recipe, dims: Any, combine: Callable[[Builder, Val, Val], Val],
             assert v[0] is not None
             return [combine(b, reduce(pre(v[0].to(dtype))), s[-1].to("f64")).to(out.tname or "")]
 
-        return Body("row", space.dims, (x,), ((0, _row_out(space, m, out)),), build_row, (space.cols,))
+        return Body(
+            "row", space.dims, (x,), ((0, _row_out(space, m, out)),), build_row, (space.cols,)
+        )
     if kind != "sum" or space.rows == 1:
         return None
 
@@ -209,7 +228,15 @@ def vector_norm(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Bod
     cd = value_dtype(r.ins[0].dtype)
     if cd not in ("f32", "f64"):
         return None
-    return reduction(r, argument(r, 2, "dim"), lambda b, s, n: fn("sqrt", s), "sum", r.outs[0], lambda x: x.to("f64") * x.to("f64"), cd)
+    return reduction(
+        r,
+        argument(r, 2, "dim"),
+        lambda b, s, n: fn("sqrt", s),
+        "sum",
+        r.outs[0],
+        lambda x: x.to("f64") * x.to("f64"),
+        cd,
+    )
 
 
 @lowers("var.correction")
@@ -217,7 +244,12 @@ def variance(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body |
     """Variance over trailing dims in two passes."""
     m, out = r.ins[0], r.outs[0]
     correction = argument(r, 3, "correction")
-    if correction is not None and not isinstance(correction, (int, float)) or value_dtype(m.dtype) not in ("f32", "f64") or not m.shape:
+    if (
+        correction is not None
+        and not isinstance(correction, (int, float))
+        or value_dtype(m.dtype) not in ("f32", "f64")
+        or not m.shape
+    ):
         return None
     found = pattern(m.shape, reduced_dims(len(m.shape), argument(r, 1, "dim")))
     if found is None or found[0] != "row":
@@ -254,7 +286,9 @@ def _last_dim(m: Meta, dim: Any) -> Rows | None:
     return Rows(m.shape, len(m.shape) - d)
 
 
-def _elementwise(r: Recipe, space: Rows | None, build: Any, sizes: tuple[int, ...] = ()) -> Body | None:
+def _elementwise(
+    r: Recipe, space: Rows | None, build: Any, sizes: tuple[int, ...] = ()
+) -> Body | None:
     """A row op whose operands and single result all have a value at each point."""
     if space is None or r.outs[0].tname is None:
         return None
@@ -485,7 +519,9 @@ def rms_norm(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body |
             out = out * w
         return [out, rstd]
 
-    return Body("row", space.dims, tuple(ins), ((0, y), (1, space.row(r.outs[1]))), build, (space.cols,))
+    return Body(
+        "row", space.dims, tuple(ins), ((0, y), (1, space.row(r.outs[1]))), build, (space.cols,)
+    )
 
 
 # -- cross entropy ----------------------------------------------------------------------------
@@ -528,7 +564,11 @@ def nll_loss(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body |
         loss = total(where(counts, -picked, 0.0))
         count = total(counts).to("f64")
         wrong = total(counts & ((t < 0) | (t >= s[-1])))
-        return [(loss / count if how == 1 else loss).to(out.tname or ""), count.to(out.tname or ""), wrong]
+        return [
+            (loss / count if how == 1 else loss).to(out.tname or ""),
+            count.to(out.tname or ""),
+            wrong,
+        ]
 
     stores = ((0, IndexMap("f", out.offset, single)), (1, IndexMap("f", r.outs[1].offset, single)))
     classes = space.cols

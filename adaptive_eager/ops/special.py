@@ -47,8 +47,16 @@ def to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return func(on_meta_device(args[0]._meta), **kwargs)
         host = download(args[0])
         rest = {k: v for k, v in kwargs.items() if v is not None}
-        return func(host, **rest) if set(rest) - {"device", "non_blocking"} or device.type != "cpu" else host
-    kept = {k: v for k, v in kwargs.items() if v is not None and k not in ("device", "non_blocking", "pin_memory", "layout")}
+        return (
+            func(host, **rest)
+            if set(rest) - {"device", "non_blocking"} or device.type != "cpu"
+            else host
+        )
+    kept = {
+        k: v
+        for k, v in kwargs.items()
+        if v is not None and k not in ("device", "non_blocking", "pin_memory", "layout")
+    }
     return _node(func, args, kept)
 
 
@@ -146,7 +154,14 @@ def set_source(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     m = source._meta
     if len(args) > 2:
         base = on_meta_device(m, source._buf.nbytes)
-        m = meta_of(torch.as_strided(base, args[3], args[4] if len(args) > 4 else torch.empty(args[3], device="meta").stride(), args[2]))
+        m = meta_of(
+            torch.as_strided(
+                base,
+                args[3],
+                args[4] if len(args) > 4 else torch.empty(args[3], device="meta").stride(),
+                args[2],
+            )
+        )
     rebind(x, source._buf, m)
     return x
 
@@ -164,4 +179,3 @@ def set_empty(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def zero_tensor(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Zeros that are stored."""
     return torch.zeros(args[0], dtype=kwargs.get("dtype"), device="neuron")
-

@@ -12,7 +12,21 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 SAMPLES = int(os.environ.get("AE_OPINFO_SAMPLES", "2"))
-RANDOM = ("dropout", "rand", "normal", "bernoulli", "multinomial", "uniform", "exponential", "geometric", "cauchy", "rrelu", "empty", "fractional_max_pool", "multi_head_attention_forward")
+RANDOM = (
+    "dropout",
+    "rand",
+    "normal",
+    "bernoulli",
+    "multinomial",
+    "uniform",
+    "exponential",
+    "geometric",
+    "cauchy",
+    "rrelu",
+    "empty",
+    "fractional_max_pool",
+    "multi_head_attention_forward",
+)
 EXCEPTIONS = {
     "to_sparse": "sparse layouts stay on the CPU",
 }
@@ -52,17 +66,25 @@ def test_op(op):
     for k, s in enumerate(op.sample_inputs("cpu", torch.float32, requires_grad=grad)):
         if k >= SAMPLES:
             break
-        tensors = [v for v in tree_flatten((s.input, s.args, s.kwargs))[0] if isinstance(v, torch.Tensor)]
+        tensors = [
+            v for v in tree_flatten((s.input, s.args, s.kwargs))[0] if isinstance(v, torch.Tensor)
+        ]
         if not tensors and "device" not in s.kwargs:
             continue
-        if op.name == "to" and any(isinstance(v, (str, torch.device)) for v in (*s.args, *s.kwargs.values())):
+        if op.name == "to" and any(
+            isinstance(v, (str, torch.device)) for v in (*s.args, *s.kwargs.values())
+        ):
             continue
         d = moved((s.input, s.args, s.kwargs), grad)
         if op.name == "tensor_split":
             d = (d[0], s.args, s.kwargs)
         if s.kwargs.get("device") is not None:
             d[2]["device"] = "neuron"
-        c = tree_map_only(torch.Tensor, lambda t: t.detach().clone().requires_grad_(grad and t.requires_grad), (s.input, s.args, s.kwargs))
+        c = tree_map_only(
+            torch.Tensor,
+            lambda t: t.detach().clone().requires_grad_(grad and t.requires_grad),
+            (s.input, s.args, s.kwargs),
+        )
         try:
             want = op(c[0], *c[1], **c[2])
         except Exception:
@@ -72,7 +94,12 @@ def test_op(op):
         compare(got, want, not random)
         fw = [t for t in tree_flatten(want)[0] if isinstance(t, torch.Tensor) and t.requires_grad]
         fg = [t for t in tree_flatten(got)[0] if isinstance(t, torch.Tensor) and t.requires_grad]
-        if not grad or not fw or random or any(t.is_complex() and t.abs().grad_fn is None for t in fw):
+        if (
+            not grad
+            or not fw
+            or random
+            or any(t.is_complex() and t.abs().grad_fn is None for t in fw)
+        ):
             continue
         total = lambda ts: [t.abs().sum() if t.is_complex() else t.float().sum() for t in ts]
         ci = [t for t in tree_flatten(c)[0] if isinstance(t, torch.Tensor) and t.requires_grad]

@@ -24,7 +24,17 @@ def test_gpt_follows_the_cpus_curve():
     assert session.fallbacks == {}
 
 
-@pytest.mark.parametrize("options", [dict(mode="blocking"), dict(mode="eager"), dict(), dict(), dict(byte_budget=1), dict(max_ops=20)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(mode="blocking"),
+        dict(mode="eager"),
+        dict(),
+        dict(),
+        dict(byte_budget=1),
+        dict(max_ops=20),
+    ],
+)
 def test_gpt_has_the_same_bits_in_every_mode(options, tmp_path, monkeypatch):
     """Losses and final weights are identical in each mode, with cold and warm caches, and with byte budget 1."""
     from train_gpt import Config, train
@@ -35,7 +45,9 @@ def test_gpt_has_the_same_bits_in_every_mode(options, tmp_path, monkeypatch):
     with neuron_eager(default_device=False, **options):
         model, losses = train(config, "neuron")
         weights = [p.detach().cpu() for p in model.parameters()]
-    reference = test_gpt_has_the_same_bits_in_every_mode.__dict__.setdefault("first", (losses, weights))
+    reference = test_gpt_has_the_same_bits_in_every_mode.__dict__.setdefault(
+        "first", (losses, weights)
+    )
     assert losses == reference[0]
     assert all(torch.equal(a, b) for a, b in zip(weights, reference[1], strict=True))
 
@@ -54,7 +66,16 @@ def test_gpt_bits_do_not_depend_on_the_disk_cache(tmp_path):
         "print(losses, h); print(launch.stats.compiled)"
     )
     env = {**os.environ, "ADAPTIVE_EAGER_CACHE_DIR": str(tmp_path)}
-    cold, warm = (subprocess.run([sys.executable, "-c", code, str(EXAMPLES)], env=env, capture_output=True, text=True, check=True).stdout.splitlines() for _ in range(2))
+    cold, warm = (
+        subprocess.run(
+            [sys.executable, "-c", code, str(EXAMPLES)],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
+        for _ in range(2)
+    )
     assert cold[0] == warm[0]
     assert int(cold[1]) > 0 and warm[1] == "0"
 
@@ -72,4 +93,9 @@ def test_the_tour_runs():
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")
     notebook = nbformat.read(EXAMPLES / "tour.ipynb", as_version=4)
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(EXAMPLES)}}).execute()
+    nbclient.NotebookClient(
+        notebook,
+        timeout=300,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(EXAMPLES)}},
+    ).execute()

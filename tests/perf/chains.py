@@ -62,14 +62,18 @@ def summed(x: Any) -> Any:
     return (torch.relu(x * 1.3 + 0.1) * 0.7).sum()
 
 
-CHAINS: dict[str, Callable[[Any], Any]] = {f.__name__: f for f in (eight, gelu, swiglu, softmax, rms, layer, summed)}
+CHAINS: dict[str, Callable[[Any], Any]] = {
+    f.__name__: f for f in (eight, gelu, swiglu, softmax, rms, layer, summed)
+}
 
 
 def tune_malloc() -> bool:
     """Keep freed memory in the process: M_MMAP_MAX 0, M_TRIM_THRESHOLD and M_TOP_PAD large."""
     try:
         libc = ctypes.CDLL("libc.so.6")
-        return bool(libc.mallopt(-4, 0) and libc.mallopt(-1, 2**31 - 1) and libc.mallopt(-2, 256 << 20))
+        return bool(
+            libc.mallopt(-4, 0) and libc.mallopt(-1, 2**31 - 1) and libc.mallopt(-2, 256 << 20)
+        )
     except (OSError, AttributeError):
         return False
 
@@ -96,7 +100,10 @@ def compare(n: int, repeats: int, tuned: bool, inductor: bool) -> dict[str, dict
     x = torch.randn(n)
     xn = x.to("neuron")
     for name, f in CHAINS.items():
-        candidates: dict[str, Callable[[], Any]] = {"neuron": lambda: run_neuron(f, xn), "eager": lambda: f(x)}
+        candidates: dict[str, Callable[[], Any]] = {
+            "neuron": lambda: run_neuron(f, xn),
+            "eager": lambda: f(x),
+        }
         if inductor:
             compiled = torch.compile(f)
             candidates["inductor"] = lambda: compiled(x)
@@ -127,21 +134,38 @@ def main() -> None:
     if args.child:
         print(json.dumps({n: compare(n, repeats, False, False) for n in sizes}))
         return
-    command = [sys.executable, "-m", "tests.perf.chains", "--child", "default", *(["--quick"] if args.quick else [])]
-    plain = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+    command = [
+        sys.executable,
+        "-m",
+        "tests.perf.chains",
+        "--child",
+        "default",
+        *(["--quick"] if args.quick else []),
+    ]
+    plain = json.loads(
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+    )
     tuned = tune_malloc()
     inductor = shutil.which("g++") is not None or shutil.which("c++") is not None
     rows = {str(n): compare(n, repeats, tuned, inductor) for n in sizes}
     if args.json:
         print(json.dumps({"default": plain, "tuned": rows, "threads": torch.get_num_threads()}))
         return
-    print(f"{torch.get_num_threads()} threads; malloc tuned: {tuned}; x = that candidate's time / neuron's, median [quartiles]; above 1 neuron is faster")
+    print(
+        f"{torch.get_num_threads()} threads; malloc tuned: {tuned}; x = that candidate's time / neuron's, median [quartiles]; above 1 neuron is faster"
+    )
     if not inductor:
         print("Inductor left out: no C++ compiler")
     for n in sizes:
-        print(f"\n{n:,} elements{'':>6}{'neuron us':>12}{'eager, default malloc':>26}{'eager, tuned malloc':>26}{'Inductor':>26}")
+        print(
+            f"\n{n:,} elements{'':>6}{'neuron us':>12}{'eager, default malloc':>26}{'eager, tuned malloc':>26}{'Inductor':>26}"
+        )
         for name, row in rows[str(n)].items():
-            cells = [plain[str(n)][name]["eager / neuron"], row["eager / neuron"], row.get("inductor / neuron")]
+            cells = [
+                plain[str(n)][name]["eager / neuron"],
+                row["eager / neuron"],
+                row.get("inductor / neuron"),
+            ]
             texts = ["-" if q is None else f"{q[1]:.2f}x [{q[0]:.2f}, {q[2]:.2f}]" for q in cells]
             print(f"{name:<20}{row['neuron']:>12.0f}" + "".join(f"{t:>26}" for t in texts))
 

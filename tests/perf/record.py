@@ -31,7 +31,12 @@ class Empty(torch.Tensor):
 
 
 MAKE = functools.partial(
-    torch.Tensor._make_wrapper_subclass, Empty, torch.Size((64, 64)), strides=(64, 1), dtype=torch.float32, device="cpu"
+    torch.Tensor._make_wrapper_subclass,
+    Empty,
+    torch.Size((64, 64)),
+    strides=(64, 1),
+    dtype=torch.float32,
+    device="cpu",
 )
 
 CASES: dict[str, Callable[[Any, Any], Any]] = {
@@ -83,9 +88,13 @@ def main() -> None:
     if args.json:
         print(json.dumps(rows))
         return
-    print(f"{'us an op (median)':<18}{'neuron':>10}{'empty dispatch':>16}{'ratio':>8}{'cpu eager':>12}")
+    print(
+        f"{'us an op (median)':<18}{'neuron':>10}{'empty dispatch':>16}{'ratio':>8}{'cpu eager':>12}"
+    )
     for name, c in rows.items():
-        print(f"{name:<18}{c['neuron']:>10.2f}{c['empty dispatch']:>16.2f}{c['neuron'] / c['empty dispatch']:>8.2f}{c['cpu eager']:>12.2f}")
+        print(
+            f"{name:<18}{c['neuron']:>10.2f}{c['empty dispatch']:>16.2f}{c['neuron'] / c['empty dispatch']:>8.2f}{c['cpu eager']:>12.2f}"
+        )
 
 
 if __name__ == "__main__":

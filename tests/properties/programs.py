@@ -34,14 +34,24 @@ def programs(draw, backward=True):
     names = ["a", "b"]
     fresh = {"a": False, "b": False}
     for k in range(draw(st.integers(2, 9))):
-        kind = draw(st.sampled_from(["unary"] * 5 + ["binary"] * 3 + ["view"] * 2 + ["inplace"] * 2 + ["drop", "read", "branch", "mm"]))
+        kind = draw(
+            st.sampled_from(
+                ["unary"] * 5
+                + ["binary"] * 3
+                + ["view"] * 2
+                + ["inplace"] * 2
+                + ["drop", "read", "branch", "mm"]
+            )
+        )
         x = draw(st.sampled_from(names[-4:]))
         y = draw(st.sampled_from(names[-4:]))
         new = f"v{k}"
         if kind == "unary":
             lines.append(f"{new} = {draw(st.sampled_from(UNARY)).format(x=x)}")
         elif kind == "binary":
-            lines.append(f"{new} = ({draw(st.sampled_from(BINARY)).format(x=x, y=y)}) if {x}.shape == {y}.shape else {x} * {y}.mean()")
+            lines.append(
+                f"{new} = ({draw(st.sampled_from(BINARY)).format(x=x, y=y)}) if {x}.shape == {y}.shape else {x} * {y}.mean()"
+            )
         elif kind == "view":
             lines.append(f"{new} = {draw(st.sampled_from(VIEWS)).format(x=x)}")
         elif kind == "mm":
@@ -62,7 +72,9 @@ def programs(draw, backward=True):
         fresh[new] = True
     lines.append(f"out += [{', '.join(names)}]")
     if backward:
-        lines.append(f"loss = sum(v.float().square().mean() for v in [{', '.join(names)}] if v.requires_grad and v.numel())")
+        lines.append(
+            f"loss = sum(v.float().square().mean() for v in [{', '.join(names)}] if v.requires_grad and v.numel())"
+        )
         lines.append("g = torch.autograd.grad(loss, [a, b], allow_unused=True)")
         lines.append("out += [v for v in g if v is not None]")
     return "\n".join(lines)
@@ -73,6 +85,11 @@ def run(source, a, b, device):
     import torch
     import torch.nn.functional as F
 
-    scope = {"torch": torch, "F": F, "a": a.to(device).requires_grad_(), "b": b.to(device).requires_grad_()}
+    scope = {
+        "torch": torch,
+        "F": F,
+        "a": a.to(device).requires_grad_(),
+        "b": b.to(device).requires_grad_(),
+    }
     exec(source, scope)
     return [v.detach().cpu() if isinstance(v, torch.Tensor) else v for v in scope["out"]]

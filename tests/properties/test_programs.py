@@ -29,7 +29,12 @@ def on_cpu(source, a, b):
 
 def same_bits(x, y):
     if isinstance(x, torch.Tensor):
-        return x.dtype == y.dtype and x.shape == y.shape and x.stride() == y.stride() and x.contiguous().numpy().tobytes() == y.contiguous().numpy().tobytes()
+        return (
+            x.dtype == y.dtype
+            and x.shape == y.shape
+            and x.stride() == y.stride()
+            and x.contiguous().numpy().tobytes() == y.contiguous().numpy().tobytes()
+        )
     return x == y or (math.isnan(x) and math.isnan(y))
 
 
@@ -62,6 +67,18 @@ def test_programs_agree_with_the_cpu(source, shape, seed):
     for x, y in zip(cpu, neuron, strict=True):
         if isinstance(x, torch.Tensor):
             rough = "bfloat16" in source or "int32" in source
-            torch.testing.assert_close(y, x, rtol=2e-2 if rough else 2e-4, atol=2e-2 if rough else 2e-4, equal_nan=True, msg=lambda m: f"{m}\n{source}")
+            torch.testing.assert_close(
+                y,
+                x,
+                rtol=2e-2 if rough else 2e-4,
+                atol=2e-2 if rough else 2e-4,
+                equal_nan=True,
+                msg=lambda m: f"{m}\n{source}",
+            )
         else:
-            assert math.isclose(x, y, rel_tol=1e-2 if "bfloat16" in source or "int32" in source else 1e-3, abs_tol=1e-2) or (math.isnan(x) and math.isnan(y)), source
+            assert math.isclose(
+                x,
+                y,
+                rel_tol=1e-2 if "bfloat16" in source or "int32" in source else 1e-3,
+                abs_tol=1e-2,
+            ) or (math.isnan(x) and math.isnan(y)), source

@@ -20,11 +20,15 @@ CALLS = {
     "index": lambda d: torch.ones(3, 4, device=d)[7],
     "cat": lambda d: torch.cat([torch.ones(3, 4, device=d), torch.ones(2, 2, device=d)]),
     "dtype refused": lambda d: torch.ones(3, device=d).bitwise_and(torch.ones(3, device=d)),
-    "in-place promotion": lambda d: torch.ones(3, dtype=torch.int64, device=d).add_(torch.ones(3, device=d)),
+    "in-place promotion": lambda d: torch.ones(3, dtype=torch.int64, device=d).add_(
+        torch.ones(3, device=d)
+    ),
     "in-place shape": lambda d: torch.ones(3, device=d).add_(torch.ones(2, 3, device=d)),
     "expanded write": lambda d: torch.ones(1, device=d).expand(3).add_(1),
     "leaf": lambda d: torch.ones(3, device=d, requires_grad=True).add_(1),
-    "twice backward": lambda d: [f.backward() for f in [(torch.ones(3, device=d, requires_grad=True) ** 2).sum()] * 2],
+    "twice backward": lambda d: [
+        f.backward() for f in [(torch.ones(3, device=d, requires_grad=True) ** 2).sum()] * 2
+    ],
 }
 
 
@@ -38,10 +42,20 @@ def test_same_error_as_the_cpu(name):
     assert str(neuron.value).splitlines()[0] == str(cpu.value).splitlines()[0]
 
 
-@pytest.mark.parametrize("f", [lambda x, c: x + c, lambda x, c: c + x, lambda x, c: x @ c.t(), lambda x, c: torch.cat([x, c])])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, c: x + c,
+        lambda x, c: c + x,
+        lambda x, c: x @ c.t(),
+        lambda x, c: torch.cat([x, c]),
+    ],
+)
 def test_mixed_devices(x, f):
     """A CPU tensor among neuron tensors is refused in PyTorch's words."""
-    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device.*neuron:0 and cpu"):
+    with pytest.raises(
+        RuntimeError, match="Expected all tensors to be on the same device.*neuron:0 and cpu"
+    ):
         f(x, torch.ones(3, 4))
 
 
@@ -76,7 +90,9 @@ def test_out_of_memory_and_on():
     """Too large a tensor raises OutOfMemoryError with the numbers; after freeing, work goes on."""
     kept = torch.ones(1000, device="neuron")
     giant = torch.empty(20 << 30, dtype=torch.uint8, device="neuron")
-    with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 20480.00 MiB.*held by tensors.*free"):
+    with pytest.raises(
+        torch.OutOfMemoryError, match=r"Tried to allocate 20480.00 MiB.*held by tensors.*free"
+    ):
         more = torch.empty(20 << 30, dtype=torch.uint8, device="neuron")
         giant[0] = 1
         more[0] = 1

@@ -55,7 +55,10 @@ PROGRAMS = {
     "softmax": (lambda x: F.softmax(x * 0.5, -1), 1),
     "log_softmax": (lambda x: F.log_softmax(x, -1), 1),
     "rms norm": (lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6), 1),
-    "layer norm by hand": (lambda x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 1e-5).sqrt(), 1),
+    "layer norm by hand": (
+        lambda x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 1e-5).sqrt(),
+        1,
+    ),
     "two chains that meet": (lambda x: (x * 2).exp() + (x * 3).tanh(), 1),
     "bias by columns": (lambda x: (x * 2).sum(0), 1),
     "sum then scale": (lambda x: x.sum() / 7 + 1, 1),
@@ -118,6 +121,7 @@ def test_a_loop_compiles_once():
 
 def test_new_shapes_compile_nothing():
     """Kernels take sizes at run time: 30 lengths after the first compile no kernel."""
+
     def f(n):
         x = torch.ones(n, 48, device="neuron")
         return F.softmax(F.layer_norm(x * 2, (48,)), -1).sum().item()

@@ -8,7 +8,12 @@ import pytest
 
 
 def run(code, timeout=120, ok=True):
-    p = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=timeout)
+    p = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
     assert not ok or p.returncode == 0, f"exit {p.returncode}\n{p.stdout}\n{p.stderr[-2000:]}"
     return p.stdout
 
@@ -20,11 +25,22 @@ def test_autoload_is_light():
         print(sorted(m for m in sys.modules if m.startswith(("adaptive_eager", "numba", "llvmlite"))))
         print(torch.ones(3, device="neuron").sum().item())
     """)
-    assert out.splitlines()[0] == "['adaptive_eager', 'adaptive_eager.autoload', 'adaptive_eager.device']"
+    assert (
+        out.splitlines()[0]
+        == "['adaptive_eager', 'adaptive_eager.autoload', 'adaptive_eager.device']"
+    )
     assert out.splitlines()[1] == "3.0"
 
 
-@pytest.mark.parametrize("tail", ["", "y.sum().backward()", "y.sum().backward(); torch.neuron.synchronize()", "import os; os._exit(0)"])
+@pytest.mark.parametrize(
+    "tail",
+    [
+        "",
+        "y.sum().backward()",
+        "y.sum().backward(); torch.neuron.synchronize()",
+        "import os; os._exit(0)",
+    ],
+)
 def test_exit_with_work_pending(tail):
     """A script may end at any point: no hang, no crash."""
     for _ in range(3):

@@ -42,11 +42,19 @@ def test_looking_at_metadata_does_not_flush():
     """Shape, strides, dtype and device of a pending tensor are known; printing its values is a read."""
     with neuron_eager() as session:
         y = torch.ones(3, 4) * 2
-        assert (y.shape, y.dtype, y.device.type, y.stride()) == ((3, 4), torch.float32, "neuron", (4, 1))
+        assert (y.shape, y.dtype, y.device.type, y.stride()) == (
+            (3, 4),
+            torch.float32,
+            "neuron",
+            (4, 1),
+        )
         assert session.stats.segments == 0
         text = repr(y)
         assert session.stats.cuts == {"value-read": 1}
-    assert text == "tensor([[2., 2., 2., 2.],\n        [2., 2., 2., 2.],\n        [2., 2., 2., 2.]], device='neuron:0')"
+    assert (
+        text
+        == "tensor([[2., 2., 2., 2.],\n        [2., 2., 2., 2.],\n        [2., 2., 2., 2.]], device='neuron:0')"
+    )
 
 
 def test_repr_tells_what_torch_tells():

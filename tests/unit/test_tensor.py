@@ -11,14 +11,25 @@ DEV = "neuron"
 
 def test_plain_import_is_enough():
     """`import torch` alone makes the device; the module has what PyTorch asks for."""
-    assert torch.neuron.is_available() and torch.neuron.device_count() == 1 and torch.neuron.current_device() == 0
+    assert (
+        torch.neuron.is_available()
+        and torch.neuron.device_count() == 1
+        and torch.neuron.current_device() == 0
+    )
     assert torch.accelerator.current_accelerator().type == "neuron"
     assert torch.ones(3, device="neuron").neuron().device == torch.device("neuron", 0)
 
 
 def test_there_and_back():
     """Values, strides and dtypes survive the way to the device and back."""
-    for t in (torch.randn(3, 4), torch.randn(4, 3).t(), torch.arange(5), torch.tensor(True), torch.randn(2, 2, dtype=torch.complex64), torch.ones(0, 3)):
+    for t in (
+        torch.randn(3, 4),
+        torch.randn(4, 3).t(),
+        torch.arange(5),
+        torch.tensor(True),
+        torch.randn(2, 2, dtype=torch.complex64),
+        torch.ones(0, 3),
+    ):
         n = t.to(DEV)
         assert n.stride() == t.stride()
         assert torch.equal(n.cpu(), t)

@@ -6,7 +6,9 @@ import textwrap
 
 
 def exit_code(code):
-    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, timeout=120, check=False).returncode
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, timeout=120, check=False
+    ).returncode
 
 
 def test_a_guard_written_in_c_aborts_on_a_hooks_exception():
@@ -41,6 +43,9 @@ def test_batch_norms_meta_kernel_promises_statistics_it_does_not_save():
     def shapes(device):
         a = torch.ones(2, 3, device=device)
         s = torch.ones(3, device=device)
-        return [tuple(t.shape) for t in torch.ops.aten.native_batch_norm(a, s, s, s, s, False, 0.1, 1e-5)]
+        return [
+            tuple(t.shape)
+            for t in torch.ops.aten.native_batch_norm(a, s, s, s, s, False, 0.1, 1e-5)
+        ]
 
     assert shapes("cpu") != shapes("meta")

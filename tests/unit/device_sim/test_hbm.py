@@ -10,7 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 MIB = 1 << 20
-SIZES = st.one_of(st.integers(0, 5000), st.integers(0, 3 * MIB), st.sampled_from([MIB, MIB - 1, 16 * MIB, 16 * MIB + 7, 40 * MIB]))
+SIZES = st.one_of(
+    st.integers(0, 5000),
+    st.integers(0, 3 * MIB),
+    st.sampled_from([MIB, MIB - 1, 16 * MIB, 16 * MIB + 7, 40 * MIB]),
+)
 
 
 @given(st.lists(st.tuples(SIZES, st.integers(0, 30), st.booleans()), max_size=60))
@@ -34,7 +38,10 @@ def test_traces(trace):
     assert hbm.stats()["allocated_bytes.all.peak"] >= peak
     spans = sorted((b.offset, b.offset + b.size) for b in live)
     assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
-    assert all(b.offset % GRAIN == 0 and b.size >= b.asked and b.address == hbm.base + b.offset for b in live)
+    assert all(
+        b.offset % GRAIN == 0 and b.size >= b.asked and b.address == hbm.base + b.offset
+        for b in live
+    )
     del live
     hbm.empty_cache()
     assert hbm.stats()["reserved_bytes.all.current"] == 0
@@ -117,7 +124,14 @@ def test_size_classes():
     assert size_class(16 * MIB + 1) == 16 * MIB + GRAIN
 
 
-@pytest.mark.parametrize(("change", "word"), [({"partitions": 0}, "partitions"), ({"hbm_bytes": -1}, "hbm_bytes"), ({"psum_bytes": 129}, "psum_bytes")])
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"partitions": 0}, "partitions"),
+        ({"hbm_bytes": -1}, "hbm_bytes"),
+        ({"psum_bytes": 129}, "psum_bytes"),
+    ],
+)
 def test_specs_that_cannot_work_are_refused(change, word):
     """The error names the field."""
     with pytest.raises(ValueError, match=word):

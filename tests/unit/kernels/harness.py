@@ -5,8 +5,18 @@ from adaptive_eager.kernels import ir
 from adaptive_eager.kernels.build import Builder
 from adaptive_eager.kernels.launch import compile_kernel
 
-NP = {"f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": np.uint16, "i64": np.int64, "i32": np.int32,
-      "i16": np.int16, "i8": np.int8, "u8": np.uint8, "bool": np.bool_}
+NP = {
+    "f64": np.float64,
+    "f32": np.float32,
+    "f16": np.float16,
+    "bf16": np.uint16,
+    "i64": np.int64,
+    "i32": np.int32,
+    "i16": np.int16,
+    "i8": np.int8,
+    "u8": np.uint8,
+    "bool": np.bool_,
+}
 W = 32
 
 
@@ -31,12 +41,16 @@ def run_flat(k, arrays, scalars=(), threads=1):
     n = arrays[0].size
     outer, cols, numel = flat(n)
     strides = tuple((cols if outer[0] > 1 else 0, 1) for _ in arrays)
-    compile_kernel(k).bind(ir.Space(outer, cols, numel, strides))([a.ctypes.data for a in arrays], scalars, threads)
+    compile_kernel(k).bind(ir.Space(outer, cols, numel, strides))(
+        [a.ctypes.data for a in arrays], scalars, threads
+    )
 
 
 def run_rows(k, arrays, rows, cols, strides, scalars=(), threads=1):
     """Run a kernel over rows with given (row, column) strides."""
-    compile_kernel(k).bind(ir.Space((rows,), cols, rows * cols, tuple(strides)))([a.ctypes.data for a in arrays], scalars, threads)
+    compile_kernel(k).bind(ir.Space((rows,), cols, rows * cols, tuple(strides)))(
+        [a.ctypes.data for a in arrays], scalars, threads
+    )
 
 
 def lane_sum(x):

@@ -92,7 +92,9 @@ print(y.hex(), launch.stats.compiled, launch.stats.from_disk)
 
 def run(folder):
     env = {**os.environ, "ADAPTIVE_EAGER_CACHE_DIR": str(folder)}
-    return subprocess.Popen([sys.executable, "-c", SCRIPT], env=env, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], env=env, stdout=subprocess.PIPE, text=True
+    )
 
 
 def test_two_processes_share_kernels(folder):

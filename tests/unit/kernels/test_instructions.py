@@ -20,7 +20,9 @@ def values(dtype, n):
     if dtype == "bool":
         return RNG.integers(0, 2, n).astype(bool)
     info = np.iinfo(NP[dtype])
-    return RNG.integers(max(info.min, -1000), min(info.max, 1000), n, endpoint=True).astype(NP[dtype])
+    return RNG.integers(max(info.min, -1000), min(info.max, 1000), n, endpoint=True).astype(
+        NP[dtype]
+    )
 
 
 def check(trace, dtype, out_dtype, expected, arity, n):
@@ -37,7 +39,14 @@ def check(trace, dtype, out_dtype, expected, arity, n):
 @pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "min", "max"])
 def test_float_arithmetic_is_ieee(op, n):
     """Arithmetic on f32 gives numpy's bits, special values included, at every tail length."""
-    f = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "min": np.minimum, "max": np.maximum}[op]
+    f = {
+        "add": np.add,
+        "sub": np.subtract,
+        "mul": np.multiply,
+        "div": np.divide,
+        "min": np.minimum,
+        "max": np.maximum,
+    }[op]
     check(lambda b: b.store(fn(op, b.load(0, "f32"), b.load(1, "f32")), 2), "f32", "f32", f, 2, n)
 
 
@@ -45,7 +54,13 @@ def test_float_arithmetic_is_ieee(op, n):
 @pytest.mark.parametrize("op", ["add", "sub", "mul", "min", "max"])
 def test_arithmetic_wraps_in_its_own_dtype(op, dtype):
     """Integers wrap at their own width; f64 is IEEE."""
-    f = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum}[op]
+    f = {
+        "add": np.add,
+        "sub": np.subtract,
+        "mul": np.multiply,
+        "min": np.minimum,
+        "max": np.maximum,
+    }[op]
     check(lambda b: b.store(fn(op, b.load(0, dtype), b.load(1, dtype)), 2), dtype, dtype, f, 2, 101)
 
 
@@ -53,8 +68,22 @@ def test_arithmetic_wraps_in_its_own_dtype(op, dtype):
 @pytest.mark.parametrize("op", ["eq", "ne", "lt", "le", "gt", "ge"])
 def test_comparisons(op, dtype):
     """Comparisons are ordered, except that ne is true for NaN."""
-    f = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}[op]
-    check(lambda b: b.store(b.inst(op, (b.load(0, dtype), b.load(1, dtype)), "bool"), 2), dtype, "bool", f, 2, 77)
+    f = {
+        "eq": np.equal,
+        "ne": np.not_equal,
+        "lt": np.less,
+        "le": np.less_equal,
+        "gt": np.greater,
+        "ge": np.greater_equal,
+    }[op]
+    check(
+        lambda b: b.store(b.inst(op, (b.load(0, dtype), b.load(1, dtype)), "bool"), 2),
+        dtype,
+        "bool",
+        f,
+        2,
+        77,
+    )
 
 
 @pytest.mark.parametrize("op", ["neg", "abs", "sqrt", "rint", "floor", "ceil", "trunc"])
@@ -74,7 +103,11 @@ def test_casts(source, to):
         x = np.nan_to_num(x, posinf=5, neginf=-5)
     y = np.zeros(70, NP[to])
     run_flat(k, [x, y])
-    want = x.astype(np.int64).astype(NP[to]) if source == "f32" and to not in ("f64", "bool") else x.astype(NP[to])
+    want = (
+        x.astype(np.int64).astype(NP[to])
+        if source == "f32" and to not in ("f64", "bool")
+        else x.astype(NP[to])
+    )
     np.testing.assert_array_equal(y, want)
 
 
@@ -111,7 +144,10 @@ def test_f16_round_trip():
     """f16 loads and stores are numpy's."""
     x = np.array([1, 1 / 3, 65504, 1e-7, np.inf, np.nan, -2.5], np.float16)
     y = np.zeros(7, np.float16)
-    run_flat(kernel(lambda b: b.store(b.load(0, "f16") * 2, 1), [("f16", "unit"), ("f16", "unit")]), [x, y])
+    run_flat(
+        kernel(lambda b: b.store(b.load(0, "f16") * 2, 1), [("f16", "unit"), ("f16", "unit")]),
+        [x, y],
+    )
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(y, (x.astype(np.float32) * 2).astype(np.float16))
 
@@ -121,7 +157,14 @@ def test_scalars_iota_and_select():
 
     def trace(b):
         j = b.iota("inner")
-        b.store(build.where((j.to("f32") < b.scalar(0, "f64").to("f32")), b.load(0, "f32"), b.scalar(1, "i64").to("f32")), 1)
+        b.store(
+            build.where(
+                (j.to("f32") < b.scalar(0, "f64").to("f32")),
+                b.load(0, "f32"),
+                b.scalar(1, "i64").to("f32"),
+            ),
+            1,
+        )
 
     x = RNG.standard_normal(90).astype(np.float32)
     y = np.zeros(90, np.float32)
@@ -135,7 +178,10 @@ def test_strided_and_broadcast_operands():
     x = RNG.standard_normal((cols, rows)).astype(np.float32)
     r = RNG.standard_normal(rows).astype(np.float32)
     y = np.zeros((rows, cols * 2), np.float32)
-    k = kernel(lambda b: b.store(b.load(0, "f32") + b.load(1, "f32"), 2), [("f32", "any"), ("f32", "zero"), ("f32", "any")])
+    k = kernel(
+        lambda b: b.store(b.load(0, "f32") + b.load(1, "f32"), 2),
+        [("f32", "any"), ("f32", "zero"), ("f32", "any")],
+    )
     run_rows(k, [x, r, y], rows, cols, [(1, rows), (1, 0), (cols * 2, 2)])
     np.testing.assert_array_equal(y[:, ::2], x.T + r[:, None])
     assert (y[:, 1::2] == 0).all()
@@ -143,7 +189,9 @@ def test_strided_and_broadcast_operands():
 
 def test_several_outer_dims():
     """Outer indices are decomposed in row-major order."""
-    k = kernel(lambda b: b.store(b.load(0, "f32") * b.load(1, "f32"), 2), [("f32", "unit")] * 3, outer=3)
+    k = kernel(
+        lambda b: b.store(b.load(0, "f32") * b.load(1, "f32"), 2), [("f32", "unit")] * 3, outer=3
+    )
     a = RNG.standard_normal((4, 1, 3, 33)).astype(np.float32)
     c = RNG.standard_normal((1, 5, 3, 33)).astype(np.float32)
     y = np.zeros((4, 5, 3, 33), np.float32)
@@ -160,7 +208,12 @@ def test_verify_names_the_instruction(bad):
     insts = {
         "order": (ir.Inst("neg", (0,), "f32"),),
         "dtype": (ir.Inst("load", (), "bf16", 0),),
-        "levels": (ir.Inst("load", (), "f32", 0), ir.Inst("total", (0,), "f64"), ir.Inst("cast", (1,), "f32"), ir.Inst("add", (0, 2), "f32")),
+        "levels": (
+            ir.Inst("load", (), "f32", 0),
+            ir.Inst("total", (0,), "f64"),
+            ir.Inst("cast", (1,), "f32"),
+            ir.Inst("add", (0, 2), "f32"),
+        ),
     }[bad]
     with pytest.raises(ir.InvalidKernel, match="%"):
         ir.verify(ir.Kernel(1, (ir.Operand("f32", "unit"),), (), insts))

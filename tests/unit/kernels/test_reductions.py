@@ -15,9 +15,17 @@ RNG = np.random.default_rng(1)
 def test_row_sum_has_the_documented_order(cols):
     """A row's sum is, bit for bit, the lanes-and-tree order of Note [Fixed reduction order]."""
     rows = 5
-    x = (RNG.standard_normal((rows, cols)) * 10.0 ** RNG.integers(-8, 8, (rows, cols))).astype(np.float32)
+    x = (RNG.standard_normal((rows, cols)) * 10.0 ** RNG.integers(-8, 8, (rows, cols))).astype(
+        np.float32
+    )
     y = np.zeros(rows)
-    run_rows(kernel(lambda b: b.store(row_sum(b.load(0, "f32")), 1), [("f32", "unit"), ("f64", "zero")]), [x, y], rows, cols, [(cols, 1), (1, 0)])
+    run_rows(
+        kernel(lambda b: b.store(row_sum(b.load(0, "f32")), 1), [("f32", "unit"), ("f64", "zero")]),
+        [x, y],
+        rows,
+        cols,
+        [(cols, 1), (1, 0)],
+    )
     np.testing.assert_array_equal(y, [lane_sum(r.astype(np.float64)) for r in x])
 
 
@@ -33,7 +41,13 @@ def test_extrema_keep_nan(cols):
         b.store(row_max(v), 1)
         b.store(row_min(v), 2)
 
-    run_rows(kernel(trace, [("f32", "unit"), ("f32", "zero"), ("f32", "zero")]), [x, hi, lo], 4, cols, [(cols, 1), (1, 0), (1, 0)])
+    run_rows(
+        kernel(trace, [("f32", "unit"), ("f32", "zero"), ("f32", "zero")]),
+        [x, hi, lo],
+        4,
+        cols,
+        [(cols, 1), (1, 0), (1, 0)],
+    )
     np.testing.assert_array_equal(hi, x.max(1))
     np.testing.assert_array_equal(lo, x.min(1))
 
@@ -56,7 +70,9 @@ def test_softmax_in_one_kernel(cols):
 def test_in_place_over_several_stages():
     """An operand both read and written is written in the last pass only."""
     x = RNG.standard_normal((6, 70)).astype(np.float32)
-    want = x - np.array([lane_sum(r.astype(np.float64)) / 70 for r in x]).astype(np.float32)[:, None]
+    want = (
+        x - np.array([lane_sum(r.astype(np.float64)) / 70 for r in x]).astype(np.float32)[:, None]
+    )
 
     def trace(b):
         v = b.load(0, "f32")
@@ -71,9 +87,13 @@ def test_full_sum(n):
     """A flat sum: rows of 4096, tasks of rows, then tasks in order; as exact as f64 allows."""
     x = RNG.standard_normal(n).astype(np.float32)
     y = np.zeros(1)
-    k = kernel(lambda b: b.store(total(row_sum(b.load(0, "f32"))), 1), [("f32", "unit"), ("f64", "zero")])
+    k = kernel(
+        lambda b: b.store(total(row_sum(b.load(0, "f32"))), 1), [("f32", "unit"), ("f64", "zero")]
+    )
     outer, cols, numel = ((-(-n // 4096),), 4096, n) if n > 4096 else ((1,), n, n)
-    compile_kernel(k).bind(ir.Space(outer, cols, numel, ((cols, 1), (0, 0))))([x.ctypes.data, y.ctypes.data], [])
+    compile_kernel(k).bind(ir.Space(outer, cols, numel, ((cols, 1), (0, 0))))(
+        [x.ctypes.data, y.ctypes.data], []
+    )
     np.testing.assert_allclose(y[0], x.sum(dtype=np.float64), rtol=1e-12, atol=1e-9)
 
 
@@ -81,10 +101,16 @@ def test_full_sum(n):
 @pytest.mark.parametrize(("rows", "cols"), [(1, 5), (3, 33), (700, 100), (5000, 7)])
 def test_column_totals_in_order(rows, cols, threads):
     """Column sums add the rows of a task in order, then the tasks; the number of threads changes nothing."""
-    x = (RNG.standard_normal((rows, cols)) * 10.0 ** RNG.integers(-6, 6, (rows, cols))).astype(np.float32)
+    x = (RNG.standard_normal((rows, cols)) * 10.0 ** RNG.integers(-6, 6, (rows, cols))).astype(
+        np.float32
+    )
     y = np.zeros(cols)
-    k = kernel(lambda b: b.store(column_totals(b.load(0, "f32")), 1), [("f32", "unit"), ("f64", "unit")])
-    compile_kernel(k).bind(ir.Space((rows,), cols, rows * cols, ((cols, 1), (0, 1))))([x.ctypes.data, y.ctypes.data], [], threads)
+    k = kernel(
+        lambda b: b.store(column_totals(b.load(0, "f32")), 1), [("f32", "unit"), ("f64", "unit")]
+    )
+    compile_kernel(k).bind(ir.Space((rows,), cols, rows * cols, ((cols, 1), (0, 1))))(
+        [x.ctypes.data, y.ctypes.data], [], threads
+    )
     per = ir.rows_per_task(rows, cols)
     want = np.full(cols, -0.0)
     for start in range(0, rows, per):
@@ -106,7 +132,10 @@ def test_threads_change_no_bit():
     for path in glob.glob(str(Path(torch.__file__).parent / "lib" / "libgomp*")):
         pool.use_gomp(path)
     x = RNG.standard_normal(300_000).astype(np.float32)
-    k = kernel(lambda b: b.store(fn("tanh", b.load(0, "f32") * 1.5) + fn("exp", b.load(0, "f32")), 1), [("f32", "unit")] * 2)
+    k = kernel(
+        lambda b: b.store(fn("tanh", b.load(0, "f32") * 1.5) + fn("exp", b.load(0, "f32")), 1),
+        [("f32", "unit")] * 2,
+    )
     out = []
     for threads in (1, 2):
         y = np.zeros_like(x)

@@ -25,7 +25,9 @@ def reference(name, x):
 
 def apply(name, x):
     y = np.zeros_like(x)
-    run_flat(kernel(lambda b: b.store(fn(name, b.load(0, "f32")), 1), [("f32", "unit")] * 2), [x, y])
+    run_flat(
+        kernel(lambda b: b.store(fn(name, b.load(0, "f32")), 1), [("f32", "unit")] * 2), [x, y]
+    )
     return y
 
 
@@ -49,16 +51,38 @@ def test_ulp(name):
     assert worst <= bound, f"{name}: {worst} ULP at {x[np.argmax(np.abs(y - want) / ulp)]!r}"
 
 
-@pytest.mark.parametrize("name", ["exp", "expm1", "log", "log1p", "tanh", "sigmoid", "erf", "sin", "cos"])
+@pytest.mark.parametrize(
+    "name", ["exp", "expm1", "log", "log1p", "tanh", "sigmoid", "erf", "sin", "cos"]
+)
 def test_special_values(name):
     """Zeros, infinities, NaN, subnormals and huge arguments give what float64 gives, rounded."""
-    x = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3e38, -3e38, 1e5, -1e7, -1.0, -2.0, 1.0], np.float32)
+    x = np.array(
+        [
+            0.0,
+            -0.0,
+            np.inf,
+            -np.inf,
+            np.nan,
+            1e-45,
+            -1e-45,
+            3e38,
+            -3e38,
+            1e5,
+            -1e7,
+            -1.0,
+            -2.0,
+            1.0,
+        ],
+        np.float32,
+    )
     with np.errstate(all="ignore"):
         want = reference(name, x.astype(np.float64)).astype(np.float32)
     got = apply(name, x)
     np.testing.assert_allclose(got, want, rtol=3e-7, atol=1e-45)
     exact = (want == 0) | ~np.isfinite(want)
-    np.testing.assert_array_equal(np.signbit(got[exact & ~np.isnan(want)]), np.signbit(want[exact & ~np.isnan(want)]))
+    np.testing.assert_array_equal(
+        np.signbit(got[exact & ~np.isnan(want)]), np.signbit(want[exact & ~np.isnan(want)])
+    )
 
 
 def test_a_vector_lane_and_a_scalar_agree():
@@ -68,6 +92,9 @@ def test_a_vector_lane_and_a_scalar_agree():
     x = np.random.default_rng(3).standard_normal(40).astype(np.float32)
     for name in ("exp", "log", "tanh", "erf", "sigmoid", "sin"):
         y = np.zeros((40, 3), np.float32)
-        k = kernel(lambda b, f=name: b.store(fn(f, b.load(0, "f32")), 1), [("f32", "zero"), ("f32", "unit")])
+        k = kernel(
+            lambda b, f=name: b.store(fn(f, b.load(0, "f32")), 1),
+            [("f32", "zero"), ("f32", "unit")],
+        )
         run_rows(k, [x, y], 40, 3, [(1, 0), (3, 1)])
         np.testing.assert_array_equal(y[:, 1], apply(name, x))
