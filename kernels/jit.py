@@ -30,7 +30,7 @@ def _codegen() -> Any:
 
         libm = ctypes.CDLL(ctypes.util.find_library("m") or None)
         for name in LIBM:
-            ll.add_symbol(name, ctypes.cast(getattr(libm, name), ctypes.c_void_p).value)
+            ll.add_symbol(f"ae_{name}", ctypes.cast(getattr(libm, name), ctypes.c_void_p).value)
         _READY = True
     return codegen
 

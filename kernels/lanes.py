@@ -12,6 +12,9 @@ from typing import Any, ClassVar
 from adaptive_eager.kernels.ir import FLOATS
 from llvmlite import ir
 
+LIBM = "ae_"
+"""Goes before the names of libm's functions: LLVM would simplify calls that it knows (pow(x, 2) to x * x), and whether it
+sees the argument depends on what was fused."""
 W = 32
 """Lanes of a block of columns."""
 
@@ -177,7 +180,9 @@ class Emit:
         """libm's function lane by lane in f64."""
         wide = [self.cast(a, "f64") for a in args]
         r = Lanes(
-            self, self.each(lambda xs: self.call(name, F64, xs), [a.v for a in wide], F64), "f64"
+            self,
+            self.each(lambda xs: self.call(LIBM + name, F64, xs), [a.v for a in wide], F64),
+            "f64",
         )
         return self.cast(r, args[0].dtype)
 
@@ -195,7 +200,10 @@ class Emit:
         return out
 
     def if_any(self, c: Lanes, slow: Any, fast: Lanes) -> Lanes:
-        """`slow()` where any lane of c is set, else `fast`, by a branch: slow work is skipped when no lane needs it."""
+        """`slow()` in the lanes where c is set, `fast` in the others: a lane's value never depends on its neighbours.
+
+        The slow work is skipped by a branch where no lane needs it.
+        """
         b = self.b
         t = c.v.type
         some = (
@@ -207,7 +215,7 @@ class Emit:
         rare, after = b.append_basic_block("rare"), b.append_basic_block("after")
         b.cbranch(some, rare, after)
         b.position_at_end(rare)
-        r = slow()
+        r = self.select(c, slow(), fast)
         end = b.block
         b.branch(after)
         b.position_at_end(after)

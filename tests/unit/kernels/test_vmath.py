@@ -98,3 +98,36 @@ def test_a_vector_lane_and_a_scalar_agree():
         )
         run_rows(k, [x, y], 40, 3, [(1, 0), (3, 1)])
         np.testing.assert_array_equal(y[:, 1], apply(name, x))
+
+
+def test_a_lane_does_not_depend_on_its_neighbours():
+    """A huge argument beside it, which takes the slow path, leaves a small one's bits alone."""
+    small = np.random.default_rng(4).uniform(-20, 20, 320).astype(np.float32)
+    for name in ("sin", "cos"):
+        mixed = small.copy()
+        mixed[::7] = 1e6
+        alone, beside = apply(name, small), apply(name, mixed)
+        keep = np.arange(320) % 7 != 0
+        np.testing.assert_array_equal(alone[keep], beside[keep])
+        np.testing.assert_allclose(beside[::7], reference(name, np.float64(1e6)), rtol=1e-6)
+
+
+def test_known_arguments_change_nothing():
+    """pow with an exponent that the compiler can see has the bits of one that it cannot."""
+    x = np.abs(np.random.default_rng(5).standard_normal(200)).astype(np.float32)
+    for p in (2.0, 0.5, 3.0, -1.0):
+        e = np.full(200, p, np.float32)
+        loaded, known = np.zeros_like(x), np.zeros_like(x)
+        operands = [("f32", "unit")] * 3
+        run_flat(
+            kernel(lambda b: b.store(fn("pow", b.load(0, "f32"), b.load(1, "f32")), 2), operands),
+            [x, e, loaded],
+        )
+        run_flat(
+            kernel(
+                lambda b, p=p: b.store(fn("pow", b.load(0, "f32"), b.const(p, "f32")), 1),
+                operands[:2],
+            ),
+            [x, known],
+        )
+        np.testing.assert_array_equal(loaded, known)
