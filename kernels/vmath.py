@@ -212,7 +212,8 @@ def _sincos(o: Ops, x: Num, quarter: int) -> Num:
     c = o.fma(c * z, z, o.fma(o.const(x, -0.5), z, o.const(x, 1.0)))
     odd = (q & o.iconst(q, 1)) != o.iconst(q, 0)
     v = o.select(odd, c, s)
-    return o.float_of_bits(o.bits(v) ^ ((q & o.iconst(q, 2)) << 30))
+    y = o.float_of_bits(o.bits(v) ^ ((q & o.iconst(q, 2)) << 30))
+    return y if quarter else o.select(x == o.const(x, 0.0), x, y)  # sin(-0) is -0
 
 
 NARROW = {
