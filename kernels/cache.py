@@ -7,18 +7,23 @@ crash never sees half a file. Machine code is run, so the folder must belong to 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
 import stat
 import sys
 import tempfile
+import time
 import warnings
 from pathlib import Path
 
 MAGIC = b"AEKC0001"
 MAX_BYTES = 256 << 20
 MAX_FILES = 4096
+TEMP = ".tmp-"
+STALE_SECONDS = 3600.0
+"""Age from which a half-written file is nobody's."""
 _said: set[str] = set()
 
 
@@ -60,22 +65,25 @@ def say_once(text: str) -> None:
         )
 
 
-def _ours(path: Path) -> bool:
-    """Whether only this user can have written here."""
+def _ours(info: os.stat_result) -> bool:
+    """Whether only this user can have written what was looked at."""
     if not hasattr(os, "getuid"):
         return True
-    info = path.stat()
     return info.st_uid == os.getuid() and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _ready(create: bool) -> Path | None:
-    root = folder()
+    try:
+        root = folder()
+    except RuntimeError as e:  # no home folder
+        say_once(str(e))
+        return None
     try:
         if create:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
         elif not root.is_dir():
             return None
-        if not _ours(root):
+        if not _ours(root.stat()):
             say_once(f"{root} belongs to somebody else or others may write to it")
             return None
     except OSError as e:
@@ -84,28 +92,36 @@ def _ready(create: bool) -> Path | None:
     return root
 
 
+def _blob(path: Path) -> bytes | None:
+    """A file's content; the file that is checked is the one that is read, and never a link's target."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        with os.fdopen(os.open(path, flags), "rb") as f:
+            if not _ours(os.fstat(f.fileno())):
+                say_once(f"{path} belongs to somebody else or others may write to it")
+                return None
+            blob = f.read()
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):  # a read-only folder still serves
+        os.utime(path)
+    return blob
+
+
 def read(name: str) -> bytes | None:
     """The payload kept under a name; None when it is missing, damaged, foreign or of another format."""
     root = _ready(create=False)
-    if root is None:
+    blob = None if root is None else _blob(root / f"{name}.obj")
+    if blob is None:
         return None
-    path = root / f"{name}.obj"
-    try:
-        if not _ours(path):
-            say_once(f"{path} belongs to somebody else or others may write to it")
-            return None
-        blob = path.read_bytes()
-        os.utime(path)
-    except OSError:
-        return None
-    head = len(MAGIC) + 64
-    if (
-        blob[: len(MAGIC)] != MAGIC
-        or blob[len(MAGIC) : head] != bytes.fromhex(name) + blob[head - 32 : head]
-    ):
-        return None
-    payload = blob[head:]
-    return payload if hashlib.sha256(payload).digest() == blob[head - 32 : head] else None
+    key_at, digest_at = len(MAGIC), len(MAGIC) + 32
+    payload = blob[digest_at + 32 :]
+    good = (
+        blob[:key_at] == MAGIC
+        and blob[key_at:digest_at] == bytes.fromhex(name)
+        and blob[digest_at : digest_at + 32] == hashlib.sha256(payload).digest()
+    )
+    return payload if good else None
 
 
 def write(name: str, payload: bytes) -> None:
@@ -115,14 +131,15 @@ def write(name: str, payload: bytes) -> None:
         return
     temp = ""
     try:
-        fd, temp = tempfile.mkstemp(dir=root, prefix=".tmp-")
+        fd, temp = tempfile.mkstemp(dir=root, prefix=TEMP)
         with os.fdopen(fd, "wb") as f:
             f.write(MAGIC + bytes.fromhex(name) + hashlib.sha256(payload).digest() + payload)
         os.replace(temp, root / f"{name}.obj")
     except OSError as e:
+        if temp:
+            with contextlib.suppress(OSError):
+                os.unlink(temp)
         say_once(f"{root}: {e.strerror or e}")
-        if temp and os.path.exists(temp):
-            os.unlink(temp)
         return
     _trim(root)
 
@@ -131,21 +148,24 @@ _writes = 0
 
 
 def _trim(root: Path) -> None:
-    """Every 64 writes: remove the longest unused files past the bounds."""
+    """Every 64 writes: remove what a crash left half-written, and the longest unused files past the bounds."""
     global _writes
     _writes += 1
     if _writes % 64 != 1:
         return
     entries = []
-    for path in root.glob("*.obj"):
-        try:
+    for path in root.iterdir():
+        with contextlib.suppress(OSError):  # another process trims too
             info = path.stat()
-        except OSError:
-            continue
-        entries.append((info.st_mtime, info.st_size, path))
+            if path.name.startswith(TEMP) and info.st_mtime < time.time() - STALE_SECONDS:
+                path.unlink()
+            elif path.suffix == ".obj":
+                entries.append((info.st_mtime, info.st_size, path))
     entries.sort()
     size = sum(e[1] for e in entries)
-    while entries and (size > MAX_BYTES or len(entries) > MAX_FILES):
-        _, nbytes, path = entries.pop(0)
+    for at, (_, nbytes, path) in enumerate(entries):
+        if size <= MAX_BYTES and len(entries) - at <= MAX_FILES:
+            break
         size -= nbytes
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink()

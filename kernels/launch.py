@@ -1,12 +1,14 @@
 """Kernels ready to run, and launches bound to sizes.
 
-`compile_kernel` finds a kernel's code in this process, on disk, or makes it. `Compiled.bind` packs what does not change between
-launches; a `Launch` then takes addresses and scalars, and returns when the kernel is done.
+`compile_kernel` finds a kernel's code in this process, on disk, or makes it. `Compiled.bind` packs what
+does not change between launches; a `Launch` then takes addresses and scalars, and returns when the kernel
+is done.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 import threading
 import time
@@ -14,63 +16,96 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from adaptive_eager.kernels import cache, jit, pool
-from adaptive_eager.kernels.ir import Kernel, Space, rows_per_task, verify
+from adaptive_eager.kernels.ir import ITEMSIZE, Kernel, Space, rows_per_task, verify
 from adaptive_eager.kernels.listing import listing
-from adaptive_eager.kernels.schedule import Schedule, heavy, schedule
+from adaptive_eager.kernels.schedule import SHORT_W, Schedule, W, heavy, schedule
+from adaptive_eager.kernels.scratch import scratch
 
 PARALLEL_ELEMENTS = 40_000
 """Cheap elements from which a second thread pays; a transcendental counts as 8."""
 RELEASE_ELEMENTS = 16_384
 """Elements from which it pays to let other Python threads run during a launch."""
+SHORT_ROWS = 128
+"""Rows of at most `SHORT_W` columns from which the variant for them pays its compile time: rows of 10
+take 0.6 of the time."""
 SECONDS_PER_ELEMENT = 2e-10
+MAX_KERNELS = 20_000
 
 
 @dataclass(slots=True)
 class LaunchStats:
-    """Counts for this process. seconds: time spent compiling."""
+    """Counts for this process. reused: kernels asked for again. compile_seconds: spent on `compiled`."""
 
     compiled: int = 0
+    reused: int = 0
     from_disk: int = 0
-    seconds: float = 0.0
+    compile_seconds: float = 0.0
 
 
 stats = LaunchStats()
 _TABLE: dict[str, Compiled] = {}
-_LOCK = threading.Lock()
-MAX_KERNELS = 20_000
+_LOCK = threading.RLock()
+
+
+class Code:
+    """Machine code for blocks of `width` lanes. body, finish: addresses. call*: the same as functions,
+    `call_free` one that lets other Python threads run."""
+
+    def __init__(self, compiled: Compiled, width: int) -> None:
+        begin = time.perf_counter()
+        key = cache.key(f"{width} lanes\n{compiled.text}", jit.target())
+        code = cache.read(key)
+        self.from_disk = code is not None
+        if code is None:
+            code = jit.compile_module(compiled.assembly(key[:24], width))
+            cache.write(key, code)
+        self.name = key[:24]
+        self.body, self.finish = jit.load(code, self.name)
+        self.seconds = time.perf_counter() - begin
+        signature = (None, ctypes.c_void_p)
+        self.call_free = ctypes.CFUNCTYPE(*signature)(self.body)
+        self.call = ctypes.PYFUNCTYPE(*signature)(self.body)
+        self.call_finish = ctypes.PYFUNCTYPE(*signature)(self.finish)
+        if self.from_disk:
+            stats.from_disk += 1
+        else:
+            stats.compiled += 1
+            stats.compile_seconds += self.seconds
 
 
 class Compiled:
-    """A kernel's machine code. from_disk: whether this process loaded it instead of compiling it."""
+    """A kernel and its machine code.
+
+    text: the kernel as text. from_disk: whether this process loaded the code instead of compiling it.
+    compile_seconds: what either took.
+    """
 
     def __init__(self, kernel: Kernel, text: str) -> None:
         verify(kernel)
-        self.kernel = kernel
+        self.kernel, self.text = kernel, text
         self.schedule: Schedule = schedule(kernel)
         self.heavy = heavy(kernel)
-        start = time.perf_counter()
-        name = cache.key(text, jit.target())
-        code = cache.read(name)
-        self.from_disk = code is not None
-        if code is None:
-            code = jit.compile_module(self._llvm(name[:24]))
-            cache.write(name, code)
-        self.body, self.finish = jit.load(code, name[:24])
-        self.compile_seconds = time.perf_counter() - start
-        self._name = name[:24]
-        self.call_free = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.body)
-        self.call = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(self.body)
-        self.call_finish = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(self.finish)
+        self._code = {W: Code(self, W)}
+        self.from_disk = self._code[W].from_disk
+        self.compile_seconds = self._code[W].seconds
 
-    def _llvm(self, name: str) -> str:
+    def code(self, width: int) -> Code:
+        """Machine code for blocks of so many lanes, made when it is first asked for."""
+        with _LOCK:
+            if width not in self._code:
+                self._code[width] = Code(self, width)
+            return self._code[width]
+
+    def assembly(self, name: str, width: int) -> str:
+        """LLVM assembly of functions called `body_<name>` and `finish_<name>`."""
         from adaptive_eager.kernels.codegen import generate
 
-        return str(generate(self.kernel, self.schedule, name))
+        return str(generate(self.kernel, self.schedule, name, width))
 
     @property
     def llvm(self) -> str:
         """The LLVM assembly that the code was made from."""
-        return self._llvm(self._name)
+        return self.assembly(self._code[W].name, W)
 
     @property
     def source(self) -> str:
@@ -83,106 +118,99 @@ class Compiled:
 
 
 def compile_kernel(kernel: Kernel) -> Compiled:
-    """The kernel's code: from this process, from disk, or made now (some 20 ms). Thread-safe."""
+    """The kernel's code: from this process, from disk, or made now (10 to 25 ms). Thread-safe."""
     text = str(kernel)
-    found = _TABLE.get(text)
-    if found is not None:
-        return found
     with _LOCK:
         found = _TABLE.get(text)
-        if found is None:
-            found = Compiled(kernel, text)
-            if len(_TABLE) >= MAX_KERNELS:
-                _TABLE.clear()
-            _TABLE[text] = found
-            if found.from_disk:
-                stats.from_disk += 1
-            else:
-                stats.compiled += 1
-                stats.seconds += found.compile_seconds
+        if found is not None:
+            stats.reused += 1
+            return found
+        found = Compiled(kernel, text)
+        if len(_TABLE) >= MAX_KERNELS:
+            _TABLE.clear()
+        _TABLE[text] = found
     return found
 
 
 class Launch:
-    """A kernel over given sizes. One thread at a time may call it: it owns its context and scratch memory."""
+    """A kernel over given sizes. One thread at a time may call it: it owns its context.
+
+    tasks: shares of the work that threads take. cost: seconds it should take on one thread.
+    """
 
     def __init__(self, compiled: Compiled, space: Space) -> None:
-        from adaptive_eager.kernels.ir import ITEMSIZE
-
         k, s = compiled.kernel, compiled.schedule
         self.compiled, self.space = compiled, space
         rows, cols = space.rows, space.cols
+        short = cols <= SHORT_W and rows >= SHORT_ROWS
+        self._code = compiled.code(SHORT_W if short else W)
         per = rows_per_task(rows, cols)
         self.tasks = -(-rows // per)
-        self.work = space.numel * (1 + 8 * compiled.heavy)
-        tile = (cols * 8 + 8 * 32 + 63) & -64
-        self._scratch_bytes = tile * len(s.tiles)
-        self._scratch: ctypes.Array[ctypes.c_char] | None = None
-        self._slots = 0
-        self._partials = [
-            ctypes.create_string_buffer(8 * self.tasks * (cols if n in s.elem_totals else 1))
-            for n in s.totals
+        self._work = space.numel * (1 + 8 * compiled.heavy)
+        self.cost = self._work * SECONDS_PER_ELEMENT
+        tile = (cols * 8 + 8 * W + 63) & -64
+        self._tiles_bytes = tile * len(s.tiles)
+        sizes = [8 * self.tasks * (cols if n in s.elem_totals else 1) for n in s.totals]
+        self._partials = [sum(sizes[:n]) for n in range(len(sizes))]
+        self._partial_bytes = (sum(sizes) + 63) & -64
+        strides = [
+            x * ITEMSIZE[o.dtype]
+            for o, of in zip(k.operands, space.strides, strict=True)
+            for x in of
         ]
-        strides = []
-        for o, st in zip(k.operands, space.strides, strict=True):
-            strides += [x * ITEMSIZE[o.dtype] for x in st]
-        fixed = [
-            0,
-            self.tasks,
-            rows,
-            cols,
-            space.numel,
-            per,
-            0,
-            0,
-            self._scratch_bytes,
-            tile,
-            *space.outer,
-            *strides,
-        ]
-        formats = "q" * len(k.operands) + "".join("d" if x == "f64" else "q" for x in k.scalars)
-        self._context = ctypes.create_string_buffer(
-            8 * (len(fixed) + len(formats) + len(self._partials))
-        )
+        fixed = [0, self.tasks, rows, cols, space.numel, per, 0, 0, self._tiles_bytes, tile]
+        fixed += [*space.outer, *strides]
+        varying = "q" * len(k.operands) + "".join("d" if x == "f64" else "q" for x in k.scalars)
+        self._varying = struct.Struct(varying).pack_into
+        self._at = 8 * len(fixed)
+        self._totals_at = self._at + struct.calcsize(varying)
+        self._context = ctypes.create_string_buffer(self._totals_at + 8 * len(sizes))
         self._address = ctypes.addressof(self._context)
         struct.pack_into(f"{len(fixed)}q", self._context, 0, *fixed)
-        self._varying = struct.Struct(formats).pack_into
-        self._at = 8 * len(fixed)
-        self._counters = struct.Struct("q").pack_into
-        end = self._at + 8 * len(formats)
-        struct.pack_into(
-            f"{len(self._partials)}q",
-            self._context,
-            end,
-            *[ctypes.addressof(p) for p in self._partials],
-        )
-        self._set_scratch(1)
-        self.estimate = self.work * SECONDS_PER_ELEMENT
-        self._finishes = bool(s.totals)
-        self._call = compiled.call_free if space.numel >= RELEASE_ELEMENTS else compiled.call
-
-    def _set_scratch(self, slots: int) -> None:
-        """Scratch areas for this many threads."""
-        if self._slots >= slots or not self._scratch_bytes:
-            return
-        self._scratch = ctypes.create_string_buffer(self._scratch_bytes * slots + 64)
-        struct.pack_into("q", self._context, 8 * 7, (ctypes.addressof(self._scratch) + 63) & -64)
-        self._slots = slots
+        self._word = struct.Struct("q").pack_into
+        self._placed = 0
+        self._scratches = bool(self._tiles_bytes or sizes)
+        self._finishes = bool(sizes)
+        release = space.numel >= RELEASE_ELEMENTS
+        self._call = self._code.call_free if release else self._code.call
 
     def threads(self, most: int) -> int:
         """How many threads this launch should use."""
-        return min(most, self.tasks) if self.work >= PARALLEL_ELEMENTS else 1
+        return min(most, self.tasks) if self._work >= PARALLEL_ELEMENTS else 1
+
+    def _place(self, threads: int) -> None:
+        """Find memory for partial totals and each thread's tiles."""
+        at = scratch.take(self._partial_bytes + threads * self._tiles_bytes)
+        if at != self._placed:
+            self._placed = at
+            addresses = [at + x for x in self._partials]
+            struct.pack_into(f"{len(addresses)}q", self._context, self._totals_at, *addresses)
+            self._word(self._context, 56, at + self._partial_bytes)
 
     def __call__(self, pointers: Sequence[int], scalars: Sequence[float], threads: int = 1) -> None:
         """Run on the given addresses (of element 0 of each operand) and scalars; wait."""
         context = self._context
         self._varying(context, self._at, *pointers, *scalars)
-        self._counters(context, 0, 0)
-        self._counters(context, 48, 0)
-        if threads > 1 and pool.can_run_parallel():
-            self._set_scratch(threads)
-            pool.run(self.compiled.body, self._address, threads, self.estimate)
+        self._word(context, 0, 0)
+        parallel = threads > 1 and pool.can_run_parallel(self.cost)
+        if self._scratches:
+            self._word(context, 48, 0)
+            self._place(threads if parallel else 1)
+        if parallel:
+            pool.run(self._code.body, self._address, threads, self.cost)
         else:
             self._call(self._address)
         if self._finishes:
-            self.compiled.call_finish(self._address)
+            self._code.call_finish(self._address)
+        if self._scratches:
+            scratch.give()
+
+
+def _in_child() -> None:
+    """A thread of the parent may have held the lock when it forked."""
+    global _LOCK
+    _LOCK = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

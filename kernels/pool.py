@@ -1,9 +1,9 @@
-"""Running a kernel's body on several threads: torch's own OpenMP pool, found by its path.
+"""Running a kernel's body on several threads: torch's own OpenMP pool, found by its path, or Python's threads.
 
 Note [Stalls]
-An OpenMP region ends when its last thread does. When another process holds a core that takes milliseconds, whoever's pool
-it is. Two regions in a row that took far longer than their work is worth make the launches after them serial for a while;
-one alone may have been a page fault.
+An OpenMP region ends when its last thread does. When another process holds a core that takes
+milliseconds, whoever's pool it is. Two regions in a row that took far longer than their work is worth
+make the launches after them serial for a while; one alone may have been a page fault.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 _gomp: Callable[[int, int, int, int], None] | None = None
+_python: ThreadPoolExecutor | None = None
+_limit = os.cpu_count() or 1
 _serial_until = 0.0
 _strikes = 0
 _forked = False
@@ -21,6 +24,8 @@ STALL_SECONDS = 0.003
 """A region this much over its estimate counts as stalled."""
 REST_SECONDS = 0.25
 """How long launches stay serial after a stall."""
+PYTHON_SECONDS = 3e-4
+"""Work from which Python's threads pay: handing over to one costs 20-40 µs, against OpenMP's 1."""
 
 
 def use_gomp(path: str) -> bool:
@@ -36,25 +41,62 @@ def use_gomp(path: str) -> bool:
     return True
 
 
-def can_run_parallel() -> bool:
-    """Whether a launch may use threads now."""
-    return _gomp is not None and not _forked and time.perf_counter() >= _serial_until
+def set_threads(n: int) -> None:
+    """The most threads that a launch gets, whatever it asks for; at first the number of processors."""
+    global _limit
+    _limit = max(1, n)
 
 
-def run(body: int, context: int, threads: int, estimate: float) -> None:
-    """Run `body(context)` on `threads` threads. estimate: seconds the work should take on one."""
+def can_run_parallel(seconds: float) -> bool:
+    """Whether a launch of so much work may use threads now."""
+    if _limit == 1 or _forked or (_gomp is None and seconds < PYTHON_SECONDS):
+        return False
+    return time.perf_counter() >= _serial_until
+
+
+def run(body: int, context: int, threads: int, seconds: float) -> None:
+    """Run `body(context)` on up to `threads` threads. seconds: what the work should take on one."""
     global _serial_until, _strikes
-    assert _gomp is not None
+    threads = min(threads, _limit)
     start = time.perf_counter()
-    _gomp(body, context, threads, 0)
+    if _gomp is not None:
+        _gomp(body, context, threads, 0)
+    else:
+        _run_python(body, context, threads)
     end = time.perf_counter()
-    if end - start <= 10 * estimate + STALL_SECONDS:
+    if end - start <= 10 * seconds + STALL_SECONDS:
         _strikes = 0
         return
     _strikes += 1
     if _strikes == 2:
         _strikes = 0
         _serial_until = end + REST_SECONDS
+
+
+def _run_python(body: int, context: int, threads: int) -> None:
+    """The same on Python's threads: each call gives up the interpreter's lock."""
+    global _python
+    if _python is None:
+        _python = ThreadPoolExecutor(_limit, "adaptive-eager-kernel")
+    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(body)
+    others = [_python.submit(call, context) for _ in range(threads - 1)]
+    try:
+        call(context)
+    finally:
+        _wait(others)
+
+
+def _wait(others: list[Future[None]]) -> None:
+    """Wait for all, through Ctrl-C: the memory they work on must outlive them."""
+    interrupt: KeyboardInterrupt | None = None
+    for f in others:
+        while not f.cancel() and not f.done():
+            try:
+                f.result()
+            except KeyboardInterrupt as e:
+                interrupt = e
+    if interrupt is not None:
+        raise interrupt
 
 
 def _in_child() -> None:

@@ -12,6 +12,12 @@ from dataclasses import dataclass, field
 
 from adaptive_eager.kernels.ir import MATH, ROW_REDUCE, Kernel, levels, stages
 
+W = 32
+"""Lanes of a block of columns."""
+SHORT_W = 16
+"""Lanes of a block in a kernel's variant for rows of no more columns than that. The bits are the same:
+the lanes it lacks would hold identities (Note [Fixed reduction order])."""
+
 
 @dataclass(slots=True)
 class Loop:

@@ -1,14 +1,15 @@
 """Transcendental functions as straight-line arithmetic, for vectors and for scalars with the same bits.
 
-Written against `Num`: anything with float arithmetic and the few functions of `Ops`. Code generation gives LLVM
-values; a tile interpreter can give numpy arrays. Only operations with one correctly rounded result are used (add, mul, fma,
-division, sqrt, integer bit operations), so a definition has one set of bits wherever it runs.
+Written against `Num`: anything with float arithmetic and the few functions of `Ops`. Code generation
+gives LLVM values; a tile interpreter can give numpy arrays. Only operations with one correctly rounded
+result are used (add, mul, fma, division, scaling by powers of two, integer bit operations), so a
+definition has one set of bits wherever it runs.
 
-f32 only, except where a function says so; f64 goes to libm. Errors are the largest seen over some million points each
-(tests/unit/kernels/test_vmath.py): exp 1.0 ULP, expm1 1.3, log 0.8, log1p 1.5, tanh 2.3, sigmoid 2.2, erf 1.0, sin and cos 1.5.
+f32 only; f64 goes to libm. Errors are the largest seen over some million points each (test_vmath.py):
+exp 1.0 ULP, expm1 1.3, log 0.8, log1p 1.5, tanh 2.3, sigmoid 2.2, erf 1.4, sin and cos 1.5.
 
-Sources: Cody & Waite's range reductions; exp by a minimax polynomial (Lawson iterations); log by the Cephes polynomial (Moshier);
-erf by N. Juffa's two-interval approximation.
+Sources: Cody & Waite's range reductions; exp and erf by minimax polynomials (Lawson iterations, then
+coefficients rounded to f32 one after the other); log by the Cephes polynomial (Moshier).
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ class Ops(Protocol):
 
     def copysign(self, x: Num, y: Num) -> Num:
         """Magnitude of x, sign of y."""
+
+    def ldexp(self, x: Num, n: Num) -> Num:
+        """x * 2**n for int32 n in [-150, 128], rounded once: `ldexp` below, or the processor's own."""
 
     def const(self, like: Num, v: float) -> Num:
         """An f32 constant shaped like `like`."""
@@ -83,6 +87,12 @@ def _scale(o: Ops, n: Num) -> Num:
     return o.float_of_bits((n + o.iconst(n, 127)) << 23)
 
 
+def ldexp(o: Ops, x: Num, n: Num) -> Num:
+    """x * 2**n for x about 1 in two multiplications, of which the first is exact."""
+    half = n >> 1
+    return x * _scale(o, half) * _scale(o, n - half)
+
+
 def exp(o: Ops, x: Num) -> Num:
     """e**x over the whole range, subnormal results included."""
     hi, lo = o.const(x, 88.8), o.const(x, -104.0)
@@ -91,8 +101,7 @@ def exp(o: Ops, x: Num) -> Num:
     w, r, t = _reduce_exp(o, y)
     p = o.fma(w, r, r) + o.const(x, 1.0)
     n = o.bits(t) - o.iconst(o.bits(t), MAGIC_BITS)
-    half = n >> 1
-    return p * _scale(o, half) * _scale(o, n - half)
+    return o.ldexp(p, n)
 
 
 def expm1(o: Ops, x: Num) -> Num:
@@ -129,37 +138,33 @@ def tanh(o: Ops, x: Num) -> Num:
     return o.copysign(em / (em + o.const(x, 2.0)), x)
 
 
+ERF_SPLIT = 0.9
+ERF_SMALL = (-6.04836678e-4, 5.00404974e-3, -2.67737042e-2, 0.112820007, -0.376125097, 0.128379151)
+"""(erf(x) - x) / x in x², highest power first, for |x| <= ERF_SPLIT."""
+ERF_LARGE = (3.09599593e-4, -4.64547472e-3, 3.30465138e-2, -0.151896968, -0.917120218, -1.62811017)
+"""log2(erfc(t)) / t in t, for ERF_SPLIT < t <= 3.93, where f32 has reached 1."""
+EXP2 = (1.32708973e-3, 9.67136119e-3, 5.55070788e-2, 0.240222454, 0.693147004, 1.0)
+"""2**f in f, for |f| <= 1/2."""
+
+
 def erf(o: Ops, x: Num) -> Num:
-    """Polynomial below 0.9277, 1 - exp(polynomial) above."""
-    t, s = o.abs(x), x * x
-    top = o.const(x, 4.0)
-    t4 = o.select(t > top, top, t)
-    u = t4 * t4
-    r = o.fma(o.const(x, -1.72853470e-5), t4, o.const(x, 3.83197126e-4))
-    v = o.fma(o.const(x, -3.88396438e-3), t4, o.const(x, 2.42546219e-2))
-    r = o.fma(r, u, v)
-    for c in (-1.06777877e-1, -6.34846687e-1, -1.28717512e-1):
-        r = o.fma(r, t4, o.const(x, c))
-    r = o.fma(r, t4, -t4)
-    w, m, k = _reduce_exp(o, r)
-    n = o.bits(k) - o.iconst(o.bits(k), MAGIC_BITS)
-    e = (o.fma(w, m, m) + o.const(x, 1.0)) * _scale(o, n)
-    big = o.copysign(o.const(x, 1.0) - e, x)
-    p = _horner(
-        o,
-        s,
-        (
-            -5.96761703e-4,
-            4.99119423e-3,
-            -2.67681349e-2,
-            1.12819925e-1,
-            -3.76125336e-1,
-            1.28379166e-1,
-        ),
-    )
-    small = o.fma(p, x, x)
-    r = o.select(t > o.const(x, 0.927734375), big, small)
-    return o.select(x == x, r, x)  # noqa: PLR0124 - NaN passes through
+    """x + x P(x²), or 1 - 2**(t Q(t)) with x's sign: one Horner scheme over the coefficients of either."""
+    t, top = o.abs(x), o.const(x, 3.93)
+    t = o.select(t > top, top, t)
+    large = t > o.const(x, ERF_SPLIT)
+    v = o.select(large, t, x * x)
+    pick = [
+        o.select(large, o.const(x, b), o.const(x, a))
+        for a, b in zip(ERF_SMALL, ERF_LARGE, strict=True)
+    ]
+    h = pick[0]
+    for c in pick[1:]:
+        h = o.fma(h, v, c)
+    y = h * t
+    n = y + o.const(x, MAGIC)
+    f = y - (n - o.const(x, MAGIC))
+    e = o.float_of_bits(o.bits(_horner(o, f, EXP2)) + (o.bits(n) << 23))
+    return o.select(large, o.copysign(o.const(x, 1.0) - e, x), o.fma(h, x, x))
 
 
 LOG = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
@@ -197,12 +202,16 @@ def log1p(o: Ops, x: Num) -> Num:
     return o.select(u > o.const(x, 0.0), r, plain)  # -inf at -1, NaN below and for NaN
 
 
-def _sincos(o: Ops, x: Num, quarter: int) -> Num:
-    """sin(x + quarter * pi/2) for |x| <= 1e4, by reduction to [-pi/4, pi/4]."""
-    t = o.fma(x, o.const(x, 0.636619772), o.const(x, MAGIC))
+def sincos(o: Ops, x: Num, quarter: int) -> Num:
+    """sin(x), or sin(x + pi/2) for quarter 1, for |x| < PERIODIC_LIMIT, by reduction to [-pi/4, pi/4].
+
+    sin is computed for |x|, so that it is odd down to the sign of zero.
+    """
+    y = o.abs(x)
+    t = o.fma(y, o.const(x, 0.636619772), o.const(x, MAGIC))
     q = o.bits(t) + o.iconst(o.bits(t), quarter)
     n = t - o.const(x, MAGIC)
-    r = o.fma(n, o.const(x, -1.57079625), x)
+    r = o.fma(n, o.const(x, -1.57079625), y)
     r = o.fma(n, o.const(x, -7.5497894e-08), r)
     r = o.fma(n, o.const(x, -5.3903025e-15), r)
     z = r * r
@@ -212,8 +221,10 @@ def _sincos(o: Ops, x: Num, quarter: int) -> Num:
     c = o.fma(c * z, z, o.fma(o.const(x, -0.5), z, o.const(x, 1.0)))
     odd = (q & o.iconst(q, 1)) != o.iconst(q, 0)
     v = o.select(odd, c, s)
-    y = o.float_of_bits(o.bits(v) ^ ((q & o.iconst(q, 2)) << 30))
-    return y if quarter else o.select(x == o.const(x, 0.0), x, y)  # sin(-0) is -0
+    flip = (q & o.iconst(q, 2)) << 30
+    if quarter == 0:
+        flip = flip ^ (o.bits(x) & o.iconst(q, -(1 << 31)))
+    return o.float_of_bits(o.bits(v) ^ flip)
 
 
 NARROW = {
@@ -228,3 +239,4 @@ NARROW = {
 """f32 functions by IR name."""
 PERIODIC = {"sin": 0, "cos": 1}
 """Functions with a fast range; the rest of it goes through f64, lane by lane (`Ops.wide`)."""
+PERIODIC_LIMIT = 1e4

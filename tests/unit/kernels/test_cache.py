@@ -104,3 +104,39 @@ def test_two_processes_share_kernels(folder):
     assert {o[0] for o in [*outs, third]} == {third[0]}
     assert third[1] == "0" and int(third[2]) > 0
     assert not list(folder.glob(".tmp-*"))
+
+
+def test_links_are_not_followed(folder, tmp_path):
+    """A link under a kernel's name is no cache hit, whatever it points to."""
+    name = cache.key("kernel", "cpu")
+    cache.write(name, b"code")
+    (folder / f"{name}.obj").rename(tmp_path / "elsewhere")
+    (folder / f"{name}.obj").symlink_to(tmp_path / "elsewhere")
+    assert cache.read(name) is None
+    cache.write(name, b"new")
+    assert cache.read(name) == b"new"
+
+
+def test_a_read_only_folder_still_serves(folder, monkeypatch):
+    """Reading needs no write access: the time stamp is a courtesy."""
+    name = cache.key("kernel", "cpu")
+    cache.write(name, b"code")
+
+    def refuse(*_args, **_kwargs):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert cache.read(name) == b"code"
+
+
+def test_what_a_crash_left_is_swept(folder, monkeypatch):
+    """Half-written files of dead processes go; one that may be in use stays."""
+    monkeypatch.setattr(cache, "_writes", 0)
+    folder.mkdir()
+    folder.chmod(0o700)
+    old, young = folder / f"{cache.TEMP}old", folder / f"{cache.TEMP}young"
+    for path in (old, young):
+        path.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    cache.write(cache.key("kernel", "cpu"), b"code")
+    assert not old.exists() and young.exists()

@@ -1,0 +1,211 @@
+"""`body(context)`: tasks, their rows, and the passes over a row's columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from adaptive_eager.kernels import reduce
+from adaptive_eager.kernels.frame import Function, Word
+from adaptive_eager.kernels.ir import Kernel, Operand
+from adaptive_eager.kernels.lanes import I8, I64, VALUE, Lanes, constant
+from adaptive_eager.kernels.pointwise import compute
+from adaptive_eager.kernels.schedule import Loop, Schedule
+from llvmlite import ir
+
+
+class Body(Function):
+    """Emits the function that threads run."""
+
+    def __init__(
+        self, module: ir.Module, kernel: Kernel, s: Schedule, name: str, width: int
+    ) -> None:
+        super().__init__(module, kernel, s, name, width)
+        self.tile = {n: i for i, n in enumerate(s.tiles)}
+        self._sizes()
+        self.uniforms()
+        if self.tile:
+            self._take_scratch()
+        self._tasks()
+        self.b.ret_void()
+
+    def _sizes(self) -> None:
+        k, at = self.k, self.layout
+        self.rows, self.cols, self.numel = (
+            self.word(w) for w in (Word.ROWS, Word.COLS, Word.NUMEL)
+        )
+        self.outer_sizes = [self.word(at.sizes + d) for d in range(k.outer)]
+        rank, count = k.outer + 1, len(k.operands)
+        self.stride = [
+            [self.word(at.strides + o * rank + d) for d in range(rank)] for o in range(count)
+        ]
+        self.base = [self.pointer(at.pointers + o) for o in range(count)]
+
+    def _take_scratch(self) -> None:
+        b = self.b
+        self.tile_bytes = self.word(Word.TILE_BYTES)
+        mine = b.atomic_rmw("add", self.word_at(Word.NEXT_SCRATCH), self.i64(1), "monotonic")
+        offset = b.mul(mine, self.word(Word.SCRATCH_BYTES))
+        self.scratch = b.gep(self.pointer(Word.SCRATCH), [offset], source_etype=I8)
+
+    def _tasks(self) -> None:
+        b = self.b
+        per, tasks = self.word(Word.ROWS_PER_TASK), self.word(Word.TASKS)
+        head, inside, done = (b.append_basic_block(n) for n in ("task.head", "task", "done"))
+        b.branch(head)
+        b.position_at_end(head)
+        task = b.atomic_rmw("add", self.word_at(Word.NEXT_TASK), self.i64(1), "monotonic")
+        b.cbranch(b.icmp_unsigned("<", task, tasks), inside, done)
+        b.position_at_end(inside)
+        first = b.mul(task, per)
+        stop = b.add(first, per)
+        stop = b.select(b.icmp_unsigned("<", stop, self.rows), stop, self.rows)
+        self.partial = {n: self._partial(n, task) for n in self.s.totals}
+        for n in self.s.totals:
+            self._clear(n)
+        self.loop("row", first, stop, 1, [], lambda r, _: self._row(r))
+        b.branch(head)
+        b.position_at_end(done)
+
+    # -- totals -----------------------------------------------------------------------------------
+
+    def _partial(self, n: int, task: Any) -> Any:
+        """Where a task's partial total is, or its first column's."""
+        base = self.pointer(self.layout.totals + self.s.totals.index(n))
+        step = self.b.mul(task, self.cols) if n in self.s.elem_totals else task
+        return self.b.gep(base, [step], source_etype=I64)
+
+    def _clear(self, n: int) -> None:
+        """Start a task's partial total at the identity."""
+        dtype = self.k.insts[n].dtype
+        x = Lanes(self.e, constant(VALUE[dtype], reduce.zero(dtype)), dtype)
+        p = self.partial[n]
+        if n not in self.s.elem_totals:
+            self.store_one(x, p, dtype)
+            return
+
+        def put(j: Any, _: Any, mask: Any) -> list[Any]:
+            self.store_block(self.e.splat(x), Operand(dtype, "unit"), p, j, None, mask)
+            return []
+
+        self.blocks(self.cols, [], put)
+
+    def _row_total(self, n: int) -> None:
+        i = self.k.insts[n]
+        x = self.e.cast(self.scalar[i.args[0]], i.dtype)
+        self.store_one(self.load_one(self.partial[n], i.dtype) + x, self.partial[n], i.dtype)
+
+    # -- rows -------------------------------------------------------------------------------------
+
+    def _row(self, r: Any) -> list[Any]:
+        b, s = self.b, self.s
+        self._locate(r)
+        left = b.sub(self.numel, b.mul(r, self.cols))
+        self.n = b.select(b.icmp_unsigned("<", left, self.cols), left, self.cols)
+        uniform = dict(self.scalar)
+        for depth, loop in enumerate(s.loops):
+            for v in s.row[depth]:
+                if v not in self.scalar:
+                    self.scalar[v] = self._row_value(v)
+            if not loop.empty():
+                self._columns(loop)
+        for v in s.row_totals:
+            self._row_total(v)
+        for v in s.row_stores:
+            o, operand = self.operand(v)
+            self.store_one(self.scalar[self.k.insts[v].args[0]], self.at_row[o], operand.dtype)
+        self.scalar = uniform
+        return []
+
+    def _locate(self, r: Any) -> None:
+        """Row r's outer indices, and where each operand's row begins."""
+        b, k = self.b, self.k
+        index: list[Any] = [None] * k.outer
+        rest = r
+        for d in range(k.outer - 1, 0, -1):
+            q = b.udiv(rest, self.outer_sizes[d])
+            index[d] = b.sub(rest, b.mul(q, self.outer_sizes[d]))
+            rest = q
+        index[0] = rest
+        self.index, self.at_row = index, []
+        for base, stride in zip(self.base, self.stride, strict=True):
+            offset = b.mul(index[0], stride[0])
+            for d in range(1, k.outer):
+                offset = b.add(offset, b.mul(index[d], stride[d]))
+            self.at_row.append(b.gep(base, [offset], source_etype=I8))
+
+    def _row_value(self, n: int) -> Lanes:
+        i = self.k.insts[n]
+        if i.op == "load":
+            o, operand = self.operand(n)
+            return self.load_one(self.at_row[o], operand.dtype)
+        if i.op == "iota":
+            assert isinstance(i.attr, int)
+            return Lanes(self.e, self.index[i.attr], "i64")
+        return compute(self.e, i, [self.scalar[a] for a in i.args])
+
+    # -- a pass over the columns ------------------------------------------------------------------
+
+    def _columns(self, loop: Loop) -> None:
+        """All blocks of a row; reductions come out as row values."""
+        insts = [self.k.insts[n] for n in loop.reduces]
+        starts = [reduce.start(self.e, i) for i in insts]
+
+        def split(flat: list[Any]) -> list[list[Any]]:
+            it = iter(flat)
+            return [[next(it) for _ in state] for state in starts]
+
+        def block(j: Any, flat: list[Any], mask: Any) -> list[Any]:
+            values = self._values(loop, j, mask)
+            states = [
+                reduce.step(self.e, i, state, self._get(values, i.args[0]), mask)
+                for i, state in zip(insts, split(flat), strict=True)
+            ]
+            self._sinks(loop, values, j, mask)
+            return [v for state in states for v in state]
+
+        ends = self.blocks(self.n, [v for state in starts for v in state], block)
+        for n, i, state in zip(loop.reduces, insts, split(ends), strict=True):
+            self.scalar[n] = reduce.result(self.e, i, state)
+
+    def _get(self, values: dict[int, Lanes], n: int) -> Lanes:
+        if n not in values:
+            values[n] = self.e.splat(self.scalar[n])
+        return values[n]
+
+    def _values(self, loop: Loop, j: Any, mask: Any) -> dict[int, Lanes]:
+        """What a block needs, from column j on."""
+        e = self.e
+        values: dict[int, Lanes] = {}
+        for n in loop.needs:
+            i = self.k.insts[n]
+            if n in loop.from_tile:
+                t = ir.VectorType(VALUE[i.dtype], self.w)
+                values[n] = Lanes(e, self.b.load(self._tile(n, j), typ=t, align=8), i.dtype)
+            elif i.op == "load":
+                o, operand = self.operand(n)
+                values[n] = self.load_block(operand, self.at_row[o], j, self.stride[o][-1], mask)
+            elif i.op == "iota":
+                values[n] = e.splat(Lanes(e, j, "i64")) + Lanes(e, e.ramp("i64"), "i64")
+            else:
+                values[n] = compute(e, i, [self._get(values, a) for a in i.args])
+            if n in loop.to_tile:
+                self.b.store(values[n].v, self._tile(n, j), align=8)
+        return values
+
+    def _sinks(self, loop: Loop, values: dict[int, Lanes], j: Any, mask: Any) -> None:
+        """Totals, then stores, of a block."""
+        for n in loop.totals:
+            i = self.k.insts[n]
+            x = self.e.cast(self._get(values, i.args[0]), i.dtype)
+            at = (Operand(i.dtype, "unit"), self.partial[n], j, None, mask)
+            self.store_block(self.load_block(*at) + x, *at)
+        for n in loop.stores:
+            o, operand = self.operand(n)
+            x = self._get(values, self.k.insts[n].args[0])
+            self.store_block(x, operand, self.at_row[o], j, self.stride[o][-1], mask)
+
+    def _tile(self, n: int, j: Any) -> Any:
+        """Where a tile holds column j. A whole block is kept, also of the last columns."""
+        b = self.b
+        at = b.add(b.mul(self.tile_bytes, self.i64(self.tile[n])), b.mul(j, self.i64(8)))
+        return b.gep(self.scratch, [at], source_etype=I8)
