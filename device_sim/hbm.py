@@ -1,297 +1,406 @@
 """HBM: one lazily committed arena with a caching segment allocator.
 
-Two pools as Neuron's allocator has them: blocks below 1 MiB and above. Sizes below 16 MiB are rounded to a class,
-larger ones are not. A freed block goes to a list of its size and is handed out again first, warm from its last use;
-neighbours are merged when a request finds no block, and whole free segments are given back when HBM runs out.
+It works as AWS documents Neuron's (guidelines-memory-management): segments are taken from the
+arena, blocks are cut from segments, freed blocks stay for reuse. Requests below 1 MiB and the
+others have pools of their own; sizes below 16 MiB are rounded to a class, larger ones are not.
+reserved >= allocated >= active at all times.
+
+On a CPU, warm memory is worth more than anything else an allocator can do: a page fault costs more
+than the arithmetic on the page. So the block of a size that was freed last is handed out first (two
+dict and list operations), neighbours are merged only when no chunk fits, and pages go back to the
+system only on `empty_cache` or when HBM is full.
 
 Note [Finalizers take no lock]
-A block frees itself when its last reference goes, which may happen anywhere, also inside `alloc` on the same thread. It
-only appends to a deque; whoever allocates next, or asks for statistics, drains it.
+A block frees itself when its last reference goes, which may happen anywhere, also inside `alloc` on
+the same thread. It only appends to a deque; whoever allocates next, or asks for statistics, drains
+it. Other finalizers and signal handlers that ask for HBM while they interrupt the allocator on its
+own thread get an error, for waiting would be forever.
 """
 
 from __future__ import annotations
 
-import bisect
-import collections
 import ctypes
 import mmap
 import os
+import sys
 import threading
+import warnings
+import weakref
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from adaptive_eager.device_sim.freelist import FreeList
+from adaptive_eager.device_sim.tally import Tally
 
 GRAIN = 512
-"""Bytes: alignment and smallest class."""
+"""Bytes: smallest class, and alignment of every block. A multiple of Neuron's minimum, 256, that is
+a whole number of cache lines and of the widest vectors."""
 LARGE = 1 << 20
-"""Bytes from which a block belongs to the large pool."""
+"""Bytes from which a request belongs to the large pool."""
+LARGE_GRAIN = 1 << 17
+"""Bytes: distance of the classes of the large pool, so that nearly equal shapes share blocks."""
 UNROUNDED = 16 << 20
 """Bytes from which sizes are not rounded to a class."""
 SMALL_SEGMENT = 2 << 20
+"""Bytes of a segment of the small pool: a huge page. All segments are multiples of it while the
+arena has room."""
 LARGE_SEGMENT = 32 << 20
+"""Bytes of a segment of the large pool that several blocks share."""
 OWN_SEGMENT = 10 << 20
 """Bytes from which a block gets a segment of its own, so that it can be given back whole."""
-STATS = (
-    "allocation",
-    "allocated_bytes",
-    "requested_bytes",
-    "reserved_bytes",
-    "active_bytes",
-    "segment",
-)
+LEAST_ARENA = 1 << 20
+"""Bytes below which a refusal of the system is final."""
+NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+"""Map more than memory and swap hold. The module names it from Python 3.13 on."""
 
 
 def size_class(nbytes: int) -> int:
-    """The rounded size of a request, in bytes."""
-    grain = GRAIN if nbytes < LARGE or nbytes >= UNROUNDED else 1 << 17
-    return max(GRAIN, (nbytes + grain - 1) & -grain)
+    """The bytes that a request of nbytes takes."""
+    grain = LARGE_GRAIN if LARGE <= nbytes < UNROUNDED else GRAIN
+    return (nbytes + grain - 1) & -grain or GRAIN
 
 
-class OutOfHBM(MemoryError):  # noqa: N818
-    """No free range is large enough. All numbers are bytes."""
+class OutOfHBM(MemoryError):  # noqa: N818  # the name says it
+    """No free range is large enough.
+
+    asked, free (in total), largest (free range), held (by live blocks), capacity: bytes.
+    """
 
     def __init__(self, asked: int, free: int, largest: int, held: int, capacity: int) -> None:
-        super().__init__(
-            f"asked for {asked} bytes; {free} of {capacity} are free (largest range {largest}), {held} are held"
+        super().__init__(asked, free, largest, held, capacity)
+        self.asked, self.free, self.largest = asked, free, largest
+        self.held, self.capacity = held, capacity
+
+    def __str__(self) -> str:
+        return (
+            f"asked for {self.asked} bytes; {self.free} of {self.capacity} are free "
+            f"(largest range {self.largest}), {self.held} are held"
         )
-        self.asked, self.free, self.largest, self.held, self.capacity = (
-            asked,
-            free,
-            largest,
-            held,
-            capacity,
-        )
+
+
+class Freed(deque[tuple[FreeList, int, int, int]]):
+    """Blocks that were let go and not yet drained: (pool, offset, size, asked).
+
+    Each block refers to it, and it to the mapping, which so lives as long as any block.
+    """
+
+    __slots__ = ("buffer",)
+    buffer: mmap.mmap
 
 
 class Block:
-    """A range of HBM. address: absolute, usable as a pointer. offset: in the arena. size: rounded, asked: as requested."""
+    """A range of HBM, freed when its last reference goes.
 
-    __slots__ = ("_home", "address", "asked", "offset", "size")
+    address: absolute, usable as a pointer. offset: in the arena. size: rounded. asked: as given.
+    All are bytes.
+    """
+
+    __slots__ = ("_freed", "_pool", "address", "asked", "offset", "size")
 
     def __init__(
-        self,
-        home: collections.deque[tuple[int, int, int]],
-        address: int,
-        offset: int,
-        size: int,
-        asked: int,
+        self, freed: Freed, pool: FreeList, address: int, offset: int, size: int, asked: int
     ) -> None:
-        self._home = home
+        self._freed, self._pool = freed, pool
         self.address, self.offset, self.size, self.asked = address, offset, size, asked
 
     def __del__(self) -> None:
-        self._home.append((self.offset, self.size, self.asked))
+        self._freed.append((self._pool, self.offset, self.size, self.asked))
+
+    def __reduce__(self) -> str:
+        raise TypeError("a block owns its range of HBM; it cannot be copied or pickled")
+
+    def __repr__(self) -> str:
+        return f"Block({self.asked} bytes @hbm:{self.offset:#x})"
 
 
 class HBM:
-    """An arena of `capacity` bytes and its allocator. Thread-safe.
+    """An arena of `capacity` bytes and its allocator. Safe in threads; a forked child has a copy.
 
-    buffer: the memory mapping. base: its address.
+    buffer: the memory mapping. base: its address. capacity: bytes, fewer than asked for where the
+    system refuses them.
     """
 
     def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        flags = (
-            mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
-            if hasattr(mmap, "MAP_PRIVATE")
-            else 0
-        )
-        self.buffer = mmap.mmap(-1, capacity, flags=flags) if flags else mmap.mmap(-1, capacity)
+        self.buffer = _map(capacity)
+        self.capacity = len(self.buffer)
         self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self.buffer.madvise(mmap.MADV_HUGEPAGE)
-        self._freed: collections.deque[tuple[int, int, int]] = collections.deque()
-        self._lists: tuple[dict[int, list[int]], dict[int, list[int]]] = ({}, {})
-        self._segments: dict[int, int] = {}
-        self._starts: list[int] = []
-        self._holes: list[tuple[int, int]] = [(0, capacity)]
-        self._counts = dict.fromkeys(
-            [f"{s}.all.{k}" for s in STATS for k in ("current", "peak", "allocated", "freed")], 0
-        )
-        self._counts |= {"num_alloc_retries": 0, "num_ooms": 0}
-        self._lock = threading.Lock()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._new_lock)
+        self._freed = Freed()
+        self._freed.buffer = self.buffer
+        self._small, self._large, self._adopted = FreeList(), FreeList(), FreeList()
+        self._segments: dict[int, int] = {}  # start -> size
+        self._holes = [(0, self.capacity)]  # (start, size) in order: what no segment covers
+        self._blocks, self._bytes, self._asked = Tally(), Tally(), Tally()
+        self._reserved, self._taken = Tally(), Tally()
+        self._retries = self._ooms = 0
+        self._busy = False
+        self._lock = threading.RLock()  # reentrant only so that `_busy` can be seen
+        _hold_over_fork(self)
 
-    def _new_lock(self) -> None:
-        self._lock = threading.Lock()
+    # -- taking and giving back -------------------------------------------------------------
 
-    # -- taking and giving back -----------------------------------------------------------------
-
-    def alloc(self, nbytes: int) -> Block:
+    def alloc(self, nbytes: int, pool: FreeList | None = None) -> Block:
         """A block of at least nbytes; a request for 0 bytes gets the smallest class.
 
         Raises:
-            OutOfHBM: when no free range is large enough, also after merging and giving back cached segments.
+            OutOfHBM: when no free range is large enough, also after giving every chunk back.
+            ValueError: for a negative size.
+            RuntimeError: in a finalizer or signal handler that interrupted the allocator on its
+                own thread.
         """
-        size = size_class(nbytes)
+        if nbytes < LARGE:
+            if nbytes < 0:
+                raise ValueError(f"asked for {nbytes} bytes of HBM")
+            size = (nbytes + GRAIN - 1) & -GRAIN or GRAIN
+            if pool is None:
+                pool = self._small
+        else:
+            size = size_class(nbytes)
+            if pool is None:
+                pool = self._large
         with self._lock:
-            if self._freed:
-                self._drain()
-            ready = self._lists[size >= LARGE].get(size)
-            offset = ready.pop() if ready else self._find(size, nbytes)
-            self._count(nbytes, size)
-        return Block(self._freed, self.base + offset, offset, size, nbytes)
+            if self._busy:
+                raise _reentered()
+            self._busy = True
+            try:
+                if self._freed:
+                    self._drain()
+                held = pool.chunks.get(size)
+                offset = held.pop() if held else self._find(pool, size, nbytes)
+                # `Tally.add` three times, without its call: 0.08 us less.
+                tally = self._blocks
+                tally.current = now = tally.current + 1
+                if now > tally.peak:
+                    tally.peak = now
+                tally = self._bytes
+                tally.current = now = tally.current + size
+                if now > tally.peak:
+                    tally.peak = now
+                tally = self._asked
+                tally.current = now = tally.current + nbytes
+                if now > tally.peak:
+                    tally.peak = now
+            finally:
+                self._busy = False
+        return Block(self._freed, pool, self.base + offset, offset, size, nbytes)
 
     def adopt(self, nbytes: int) -> Block:
-        """A block for memory that lives elsewhere: it takes address space and is counted, but never touched. The caller
-        sets `address`."""
-        return self.alloc(nbytes)
+        """A block for memory that lives elsewhere. The caller sets `address`.
 
-    def _count(self, nbytes: int, size: int) -> None:
-        c = self._counts
-        for name, n in (
-            ("allocation", 1),
-            ("allocated_bytes", size),
-            ("requested_bytes", nbytes),
-            ("active_bytes", size),
-        ):
-            c[f"{name}.all.allocated"] += n
-            now = c[f"{name}.all.current"] = c[f"{name}.all.current"] + n
-            if now > c[f"{name}.all.peak"]:
-                c[f"{name}.all.peak"] = now
+        It takes address space and is counted, but its pages are never touched, and it comes from a
+        pool of its own, so that it takes no warm memory from others.
+
+        Raises:
+            OutOfHBM, ValueError, RuntimeError: as `alloc`.
+        """
+        return self.alloc(nbytes, self._adopted)
 
     def _drain(self) -> None:
-        c = self._counts
-        while self._freed:
-            offset, size, asked = self._freed.popleft()
-            self._lists[size >= LARGE].setdefault(size, []).append(offset)
-            for name, n in (
-                ("allocation", 1),
-                ("allocated_bytes", size),
-                ("requested_bytes", asked),
-                ("active_bytes", size),
-            ):
-                c[f"{name}.all.current"] -= n
-                c[f"{name}.all.freed"] += n
+        """Put what finalizers left into the free lists."""
+        freed, blocks, total, wanted = self._freed, self._blocks, self._bytes, self._asked
+        while freed:
+            pool, offset, size, asked = freed.popleft()
+            held = pool.chunks.get(size)
+            if held is None:
+                pool.put(offset, size)
+            else:
+                held.append(offset)
+            blocks.current -= 1
+            blocks.freed += 1
+            total.current -= size
+            total.freed += size
+            wanted.current -= asked
+            wanted.freed += asked
 
-    def _find(self, size: int, asked: int) -> int:
-        """Best fit, then the same after merging, then a new segment, then the same after giving cached ones back."""
-        large = size >= LARGE
-        found = self._best_fit(size, large)
-        if found is None:
-            self._merge()
-            found = self._best_fit(size, large)
-        if found is None:
-            found = self._new_segment(size, large)
-        if found is None:
-            self._counts["num_alloc_retries"] += 1
-            self._give_back()
-            found = self._new_segment(size, large)
-        if found is None:
-            self._counts["num_ooms"] += 1
-            held = self._counts["allocated_bytes.all.current"]
-            largest = max(
-                [n for _, n in self._holes]
-                + [n for lists in self._lists for n, at in lists.items() if at],
-                default=0,
-            )
-            raise OutOfHBM(asked, self.capacity - held, largest, held, self.capacity)
-        return found
-
-    def _best_fit(self, size: int, large: bool) -> int | None:
-        lists = self._lists[large]
-        fits = [n for n, at in lists.items() if n >= size and at]
-        if not fits:
-            return None
-        n = min(fits)
-        offset = lists[n].pop()
-        if n > size:
-            self._lists[large].setdefault(n - size, []).append(offset + size)
+    def _find(self, pool: FreeList, size: int, asked: int) -> int:
+        """Best fit, else best fit after merging, else a new segment, else one after giving back."""
+        offset = pool.take(size)
+        if offset is None and pool.stale(self._blocks.freed):
+            pool.merge(self._segments, self._blocks.freed)
+            offset = pool.take(size)
+        if offset is None:
+            offset = self._new_segment(pool, size)
+        if offset is None:
+            self._retries += 1
+            self._give_back(split=True)
+            offset = self._new_segment(pool, size)
+        if offset is None:
+            self._ooms += 1
+            free = [n for _, n in self._holes]
+            largest = max(free, default=0)
+            raise OutOfHBM(asked, sum(free), largest, self._bytes.current, self.capacity)
         return offset
 
-    def _new_segment(self, size: int, large: bool) -> int | None:
-        """Take a segment out of the arena and cut the block off its front."""
-        usual = SMALL_SEGMENT if not large else LARGE_SEGMENT if size < OWN_SEGMENT else size
-        want = (max(size, usual) + SMALL_SEGMENT - 1) & -SMALL_SEGMENT
-        for n in dict.fromkeys((want, size)):
-            for k, (start, room) in enumerate(self._holes):
-                if room >= n:
-                    self._holes[k : k + 1] = [(start + n, room - n)] if room > n else []
-                    self._segments[start] = n
-                    bisect.insort(self._starts, start)
-                    self._reserve(n, 1)
-                    if n > size:
-                        self._lists[large].setdefault(n - size, []).append(start + size)
-                    return start
+    # -- segments ---------------------------------------------------------------------------
+
+    def _new_segment(self, pool: FreeList, size: int) -> int | None:
+        """Take a segment out of the first hole that has room and cut a block off its front."""
+        usual = SMALL_SEGMENT if size < LARGE else LARGE_SEGMENT if size < OWN_SEGMENT else size
+        roomy = (max(size, usual) + SMALL_SEGMENT - 1) & -SMALL_SEGMENT
+        last = pool is self._adopted  # from the far end: its pages stay untouched
+        for want in (roomy, size):
+            for at in sorted(range(len(self._holes)), reverse=last):
+                start, room = self._holes[at]
+                if room < want:
+                    continue
+                first = start + room - want if last else start
+                rest = (start, room - want) if last else (start + want, room - want)
+                self._holes[at : at + 1] = [rest] if room > want else []
+                self._segments[first] = want
+                self._reserved.add(want)
+                self._taken.add(1)
+                if want > size:
+                    pool.put(first + size, want - size)
+                return first
         return None
 
-    def _reserve(self, nbytes: int, segments: int) -> None:
-        c = self._counts
-        kind = "allocated" if nbytes > 0 else "freed"
-        for name, n in (("reserved_bytes", nbytes), ("segment", segments)):
-            c[f"{name}.all.{kind}"] += abs(n)
-            now = c[f"{name}.all.current"] = c[f"{name}.all.current"] + n
-            c[f"{name}.all.peak"] = max(c[f"{name}.all.peak"], now)
-
-    def _merge(self) -> None:
-        """Join free neighbours inside each segment."""
-        for large in (False, True):
-            chunks = sorted((at, n) for n, ats in self._lists[large].items() for at in ats)
-            lists: dict[int, list[int]] = {}
-            k = 0
-            while k < len(chunks):
-                at, n = chunks[k]
-                first = self._starts[bisect.bisect_right(self._starts, at) - 1]
-                end = first + self._segments[first]
-                k += 1
-                while k < len(chunks) and chunks[k][0] == at + n < end:
-                    n += chunks[k][1]
-                    k += 1
-                lists.setdefault(n, []).append(at)
-            self._lists[large].clear()
-            self._lists[large].update(lists)
-
-    def _give_back(self) -> None:
-        """Return segments that are wholly free to the arena, their pages to the system."""
-        self._merge()
-        for lists in self._lists:
-            for n, ats in lists.items():
-                for at in [a for a in ats if self._segments.get(a) == n]:
-                    ats.remove(at)
-                    del self._segments[at]
-                    self._starts.remove(at)
-                    self._holes.append((at, n))
-                    self._reserve(-n, -1)
-                    if hasattr(self.buffer, "madvise") and hasattr(mmap, "MADV_DONTNEED"):
-                        first = -(-at // mmap.PAGESIZE) * mmap.PAGESIZE
-                        if at + n > first:
-                            self.buffer.madvise(
-                                mmap.MADV_DONTNEED,
-                                first,
-                                (at + n - first) // mmap.PAGESIZE * mmap.PAGESIZE or mmap.PAGESIZE,
-                            )
-        self._holes.sort()
+    def _give_back(self, *, split: bool) -> None:
+        """Return whole free segments, with `split` also free parts of segments, to the arena."""
+        for pool in (self._small, self._large, self._adopted):
+            pool.merge(self._segments, self._blocks.freed)
+            starts = sorted(self._segments)
+            chunks = sorted(pool.clear())
+            try:
+                while chunks:  # from the right: what is left of a segment keeps its start
+                    offset, size = chunks.pop()
+                    start = starts[bisect_right(starts, offset) - 1]
+                    if split or size == self._segments[start]:
+                        self._cut_out(start, offset, size)
+                    else:
+                        pool.put(offset, size)
+            finally:
+                for chunk in chunks:
+                    pool.put(*chunk)
         joined: list[tuple[int, int]] = []
-        for at, n in self._holes:
-            if joined and joined[-1][0] + joined[-1][1] == at:
-                joined[-1] = (joined[-1][0], joined[-1][1] + n)
+        for start, size in self._holes:
+            if joined and sum(joined[-1]) == start:
+                joined[-1] = (joined[-1][0], joined[-1][1] + size)
             else:
-                joined.append((at, n))
+                joined.append((start, size))
         self._holes = joined
 
-    # -- statistics -------------------------------------------------------------------------------
+    def _cut_out(self, start: int, offset: int, size: int) -> None:
+        """Make a hole of a free chunk; what lies left and right of it in the segment become two."""
+        left, right = offset - start, start + self._segments.pop(start) - offset - size
+        if left:
+            self._segments[start] = left
+        if right:
+            self._segments[offset + size] = right
+        insort(self._holes, (offset, size))
+        self._reserved.remove(size)
+        self._taken.remove(1)
+        self._taken.add((left > 0) + (right > 0))
+        _forget(self.buffer, offset, size)
+
+    # -- statistics -------------------------------------------------------------------------
+
+    @contextmanager
+    def _settled(self) -> Iterator[bool]:
+        """Hold the lock, nothing left to drain. False where this interrupts the allocator."""
+        with self._lock:
+            if self._busy:
+                yield False
+                return
+            self._busy = True
+            try:
+                self._drain()
+                yield True
+            finally:
+                self._busy = False
+
+    def _tallies(self) -> dict[str, Tally]:
+        return {
+            "allocation": self._blocks,
+            "allocated_bytes": self._bytes,
+            "active_bytes": self._bytes,  # in use until freed: no stream frees later
+            "requested_bytes": self._asked,
+            "reserved_bytes": self._reserved,
+            "segment": self._taken,
+        }
 
     def stats(self) -> dict[str, int]:
-        """Counters under PyTorch's key names: `allocated_bytes.all.current` and so on. Bytes and counts."""
-        with self._lock:
-            self._drain()
-            return dict(self._counts)
+        """Bytes and counts under the key names of `torch.cuda.memory_stats`."""
+        with self._settled():
+            counts: dict[str, int] = {}
+            for name, tally in self._tallies().items():
+                counts |= tally.report(name)
+            return counts | {"num_alloc_retries": self._retries, "num_ooms": self._ooms}
 
     def empty_cache(self) -> None:
-        """Give back all segments in which nothing is held."""
-        with self._lock:
-            self._drain()
-            self._give_back()
+        """Give back all segments in which nothing is held, and their pages to the system."""
+        with self._settled() as mine:
+            if mine:
+                self._give_back(split=False)
 
     def reset_peak_stats(self) -> None:
         """Let the peaks start from the current values."""
-        with self._lock:
-            self._drain()
-            for s in STATS:
-                self._counts[f"{s}.all.peak"] = self._counts[f"{s}.all.current"]
+        with self._settled():
+            for tally in self._tallies().values():
+                tally.reset_peak()
 
     def reset_accumulated_stats(self) -> None:
-        """Zero the accumulated counters."""
-        with self._lock:
-            self._drain()
-            for s in STATS:
-                self._counts[f"{s}.all.allocated"] = self._counts[f"{s}.all.freed"] = 0
-            self._counts["num_alloc_retries"] = self._counts["num_ooms"] = 0
+        """Let all sums and the counts of retries and failures start from zero."""
+        with self._settled():
+            for tally in self._tallies().values():
+                tally.reset_accumulated()
+            self._retries = self._ooms = 0
+
+
+def _map(capacity: int) -> mmap.mmap:
+    """Anonymous private memory, committed page by page as it is touched.
+
+    Where the system refuses it, half as much, and so on, with a warning.
+    """
+    flags = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
+    if flags:
+        flags |= NORESERVE
+    size = capacity
+    while True:
+        try:
+            buffer = mmap.mmap(-1, size, flags=flags) if flags else mmap.mmap(-1, size)
+            break
+        except (OSError, OverflowError):
+            if size // 2 < LEAST_ARENA:
+                raise
+            size //= 2
+    if size < capacity:
+        warnings.warn(
+            f"the system refused {capacity} bytes of address space: HBM has {size}", stacklevel=3
+        )
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            buffer.madvise(mmap.MADV_HUGEPAGE)
+    return buffer
+
+
+def _forget(buffer: mmap.mmap, offset: int, size: int) -> None:
+    """Give the pages that lie wholly inside a range back; neighbours may share its edges."""
+    first, end = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE, offset + size
+    whole = (end - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    if whole > 0 and hasattr(mmap, "MADV_DONTNEED"):
+        buffer.madvise(mmap.MADV_DONTNEED, first, whole)
+
+
+def _hold_over_fork(hbm: HBM) -> None:
+    """Fork only between two operations: the child's copy is whole and its lock is free."""
+    if not hasattr(os, "register_at_fork"):
+        return
+    known = weakref.ref(hbm)  # the hooks stay for ever, the arena need not
+
+    def hold() -> None:
+        if arena := known():
+            arena._lock.acquire()
+
+    def release() -> None:
+        if arena := known():
+            arena._lock.release()
+
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=release)
+
+
+def _reentered() -> RuntimeError:
+    return RuntimeError(
+        "a finalizer or signal handler asked for HBM while it interrupted the allocator "
+        "on the same thread"
+    )
