@@ -20,7 +20,8 @@ class Body(Function):
         self, module: ir.Module, kernel: Kernel, s: Schedule, name: str, width: int
     ) -> None:
         super().__init__(module, kernel, s, name, width)
-        self.tile = {n: i for i, n in enumerate(s.tiles)}
+        self.sums = [n for n in s.totals if n in s.elem_totals]
+        self.tile = {n: i for i, n in enumerate([*s.tiles, *self.sums])}
         self._sizes()
         self.uniforms()
         if self.tile:
@@ -59,35 +60,76 @@ class Body(Function):
         first = b.mul(task, per)
         stop = b.add(first, per)
         stop = b.select(b.icmp_unsigned("<", stop, self.rows), stop, self.rows)
-        self.partial = {n: self._partial(n, task) for n in self.s.totals}
-        for n in self.s.totals:
-            self._clear(n)
+        self.first, self.fresh = first, self._begin(task, first)
         self.loop("row", first, stop, 1, [], lambda r, _: self._row(r))
+        if self.sums:
+            self._merge(task)
         b.branch(head)
         b.position_at_end(done)
 
     # -- totals -----------------------------------------------------------------------------------
 
-    def _partial(self, n: int, task: Any) -> Any:
-        """Where a task's partial total is, or its first column's."""
-        base = self.pointer(self.layout.totals + self.s.totals.index(n))
-        step = self.b.mul(task, self.cols) if n in self.s.elem_totals else task
-        return self.b.gep(base, [step], source_etype=I64)
+    def _begin(self, task: Any, first: Any) -> Any:
+        """Start a task's partial totals. Gives whether its first row may set the columns' instead of
+        adding to them, which a short row may not."""
+        b, s = self.b, self.s
+        self.partial = {}
+        for at, n in enumerate(s.totals):
+            if n in s.elem_totals:
+                self.partial[n] = self._tile(n, self.i64(0))
+                continue
+            base = self.pointer(self.layout.totals + at)
+            self.partial[n] = b.gep(base, [task], source_etype=I64)
+            self.store_one(self._zero(n), self.partial[n], self.k.insts[n].dtype)
+        whole = b.icmp_unsigned("<=", b.mul(b.add(first, self.i64(1)), self.cols), self.numel)
+        count = b.select(whole, self.i64(0), self.cols)
+        for n in self.sums:
+            self._clear(n, count)
+        return whole
 
-    def _clear(self, n: int) -> None:
-        """Start a task's partial total at the identity."""
+    def _zero(self, n: int) -> Lanes:
         dtype = self.k.insts[n].dtype
-        x = Lanes(self.e, constant(VALUE[dtype], reduce.zero(dtype)), dtype)
-        p = self.partial[n]
-        if n not in self.s.elem_totals:
-            self.store_one(x, p, dtype)
-            return
+        return Lanes(self.e, constant(VALUE[dtype], reduce.zero(dtype)), dtype)
+
+    def _clear(self, n: int, count: Any) -> None:
+        """The first columns' partial totals are nothing."""
 
         def put(j: Any, _: Any, mask: Any) -> list[Any]:
-            self.store_block(self.e.splat(x), Operand(dtype, "unit"), p, j, None, mask)
+            o = Operand(self.k.insts[n].dtype, "unit")
+            self.store_block(self.e.splat(self._zero(n)), o, self.partial[n], j, None, mask)
             return []
 
-        self.blocks(self.cols, [], put)
+        self.blocks(count, [], put)
+
+    def _sum_columns(self, n: int, x: Lanes, j: Any, mask: Any, at: Any, fresh: Any) -> None:
+        """Add x to what `at` has for column j on; if fresh, whatever is there is nothing."""
+        where = (Operand(x.dtype, "unit"), at, j, None, mask)
+        old = self.e.select(
+            Lanes(self.e, fresh, "bool"), self.e.splat(self._zero(n)), self.load_block(*where)
+        )
+        self.store_block(old + x, *where)
+
+    def _merge(self, task: Any) -> None:
+        """Note [Totals of columns]."""
+        b = self.b
+        wait, merge = b.append_basic_block("wait"), b.append_basic_block("merge")
+        b.branch(wait)
+        b.position_at_end(wait)
+        merged = b.load_atomic(self.word_at(Word.MERGED), "acquire", 8, typ=I64)
+        b.cbranch(b.icmp_unsigned("==", merged, task), merge, wait)
+        b.position_at_end(merge)
+        first = b.icmp_unsigned("==", task, self.i64(0))
+        for n in self.sums:
+            total = self.pointer(self.layout.totals + self.s.totals.index(n))
+
+            def add(j: Any, _: Any, mask: Any, n: int = n, total: Any = total) -> list[Any]:
+                o = Operand(self.k.insts[n].dtype, "unit")
+                x = self.load_block(o, self.partial[n], j, None, mask)
+                self._sum_columns(n, x, j, mask, total, first)
+                return []
+
+            self.blocks(self.cols, [], add)
+        b.atomic_rmw("add", self.word_at(Word.MERGED), self.i64(1), "release")
 
     def _row_total(self, n: int) -> None:
         i = self.k.insts[n]
@@ -99,6 +141,7 @@ class Body(Function):
     def _row(self, r: Any) -> list[Any]:
         b, s = self.b, self.s
         self._locate(r)
+        self.starts = b.and_(self.fresh, b.icmp_unsigned("==", r, self.first))
         left = b.sub(self.numel, b.mul(r, self.cols))
         self.n = b.select(b.icmp_unsigned("<", left, self.cols), left, self.cols)
         uniform = dict(self.scalar)
@@ -197,8 +240,7 @@ class Body(Function):
         for n in loop.totals:
             i = self.k.insts[n]
             x = self.e.cast(self._get(values, i.args[0]), i.dtype)
-            at = (Operand(i.dtype, "unit"), self.partial[n], j, None, mask)
-            self.store_block(self.load_block(*at) + x, *at)
+            self._sum_columns(n, x, j, mask, self.partial[n], self.starts)
         for n in loop.stores:
             o, operand = self.operand(n)
             x = self._get(values, self.k.insts[n].args[0])

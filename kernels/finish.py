@@ -66,9 +66,7 @@ class Finish(Function):
         def get(n: int) -> Lanes:
             if n not in values:
                 wide = n in self.s.elem_totals
-                values[n] = (
-                    self._columns_over_tasks(n, j, mask) if wide else self.e.splat(self.scalar[n])
-                )
+                values[n] = self._merged(n, j, mask) if wide else self.e.splat(self.scalar[n])
             return values[n]
 
         for n in self.s.column:
@@ -84,14 +82,10 @@ class Finish(Function):
                 values[n] = self.load_block(operand, self._base(o), j, stride, mask)
         return []
 
-    def _columns_over_tasks(self, n: int, j: Any, mask: Any) -> Lanes:
+    def _merged(self, n: int, j: Any, mask: Any) -> Lanes:
+        """A total for each column from j on; nothing has been written where there was no task."""
         dtype = self.k.insts[n].dtype
-        t = ir.VectorType(VALUE[dtype], self.w)
-
-        def step(task: Any, acc: list[Any]) -> list[Any]:
-            row = self.b.gep(self.sums[n], [self.b.mul(task, self.cols)], source_etype=I64)
-            x = self.load_block(Operand(dtype, "unit"), row, j, None, mask)
-            return [(Lanes(self.e, acc[0], dtype) + x).v]
-
-        first = [constant(t, reduce.zero(dtype))]
-        return Lanes(self.e, self.loop("parts", self.i64(0), self.tasks, 1, first, step)[0], dtype)
+        zero = Lanes(self.e, constant(VALUE[dtype], reduce.zero(dtype)), dtype)
+        none = Lanes(self.e, self.b.icmp_unsigned("==", self.tasks, self.i64(0)), "bool")
+        x = self.load_block(Operand(dtype, "unit"), self.sums[n], j, None, mask)
+        return self.e.select(none, self.e.splat(zero), x)

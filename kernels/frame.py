@@ -5,6 +5,12 @@ A launch passes one array of 64-bit words: counters and sizes (`Word`), then out
 bytes, operand addresses, addresses of partial totals, scalars. `body` may run on any number of threads
 at once: each takes tasks from an atomic counter and a scratch area from another, so results depend on
 neither.
+
+Note [Totals of columns]
+A task adds its rows up in its thread's scratch, then waits until all tasks before it have been merged
+(`Word.MERGED` counts them) and adds its sums to the launch's. Tasks are taken in order, so whoever holds
+the first unmerged one never waits. A row of sums for each task, added up at the end, would be as exact
+but is memory that wide rows need twice as much of as of their input.
 """
 
 from __future__ import annotations
@@ -48,7 +54,8 @@ class Word(enum.IntEnum):
     SCRATCH = 7
     SCRATCH_BYTES = 8
     TILE_BYTES = 9
-    COUNT = 10
+    MERGED = 10
+    COUNT = 11
 
 
 class Layout:

@@ -149,8 +149,8 @@ class Launch:
         self._work = space.numel * (1 + 8 * compiled.heavy)
         self.cost = self._work * SECONDS_PER_ELEMENT
         tile = (cols * 8 + 8 * W + 63) & -64
-        self._tiles_bytes = tile * len(s.tiles)
-        sizes = [8 * self.tasks * (cols if n in s.elem_totals else 1) for n in s.totals]
+        self._tiles_bytes = tile * (len(s.tiles) + len(s.elem_totals))
+        sizes = [8 * (cols if n in s.elem_totals else self.tasks) for n in s.totals]
         self._partials = [sum(sizes[:n]) for n in range(len(sizes))]
         self._partial_bytes = (sum(sizes) + 63) & -64
         strides = [
@@ -158,7 +158,7 @@ class Launch:
             for o, of in zip(k.operands, space.strides, strict=True)
             for x in of
         ]
-        fixed = [0, self.tasks, rows, cols, space.numel, per, 0, 0, self._tiles_bytes, tile]
+        fixed = [0, self.tasks, rows, cols, space.numel, per, 0, 0, self._tiles_bytes, tile, 0]
         fixed += [*space.outer, *strides]
         varying = "q" * len(k.operands) + "".join("d" if x == "f64" else "q" for x in k.scalars)
         self._varying = struct.Struct(varying).pack_into
@@ -195,6 +195,7 @@ class Launch:
         parallel = threads > 1 and pool.can_run_parallel(self.cost)
         if self._scratches:
             self._word(context, 48, 0)
+            self._word(context, 80, 0)
             self._place(threads if parallel else 1)
         if parallel:
             pool.run(self._code.body, self._address, threads, self.cost)

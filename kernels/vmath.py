@@ -6,7 +6,7 @@ result are used (add, mul, fma, division, scaling by powers of two, integer bit 
 definition has one set of bits wherever it runs.
 
 f32 only; f64 goes to libm. Errors are the largest seen over some million points each (test_vmath.py):
-exp 1.0 ULP, expm1 1.3, log 0.8, log1p 1.5, tanh 2.3, sigmoid 2.2, erf 1.4, sin and cos 1.5.
+exp 1.0 ULP, exp2 1.0, expm1 1.3, log 0.8, log1p 1.5, tanh 2.3, sigmoid 2.2, erf 1.4, sin and cos 1.5.
 
 Sources: Cody & Waite's range reductions; exp and erf by minimax polynomials (Lawson iterations, then
 coefficients rounded to f32 one after the other); log by the Cephes polynomial (Moshier).
@@ -45,7 +45,7 @@ class Ops(Protocol):
         """Magnitude of x, sign of y."""
 
     def ldexp(self, x: Num, n: Num) -> Num:
-        """x * 2**n for int32 n in [-150, 128], rounded once: `ldexp` below, or the processor's own."""
+        """x * 2**n for int32 n in [-151, 129], rounded once: `ldexp` below, or the processor's own."""
 
     def const(self, like: Num, v: float) -> Num:
         """An f32 constant shaped like `like`."""
@@ -104,6 +104,20 @@ def exp(o: Ops, x: Num) -> Num:
     return o.ldexp(p, n)
 
 
+EXP2 = (1.53293106e-4, 1.33909704e-3, 9.61849932e-3, 5.55035956e-2, 0.240226477, 0.693147182, 1.0)
+"""2**f in f, for |f| <= 1/2, highest power first."""
+
+
+def exp2(o: Ops, x: Num) -> Num:
+    """2**x over the whole range, subnormal results included."""
+    hi, lo = o.const(x, 129.0), o.const(x, -150.5)
+    y = o.select(x > hi, hi, x)
+    y = o.select(y < lo, lo, y)
+    t = y + o.const(x, MAGIC)
+    p = _horner(o, y - (t - o.const(x, MAGIC)), EXP2)
+    return o.ldexp(p, o.bits(t) - o.iconst(o.bits(t), MAGIC_BITS))
+
+
 def expm1(o: Ops, x: Num) -> Num:
     """e**x - 1, exact near 0."""
     hi, lo = o.const(x, 88.8), o.const(x, -20.0)
@@ -143,8 +157,8 @@ ERF_SMALL = (-6.04836678e-4, 5.00404974e-3, -2.67737042e-2, 0.112820007, -0.3761
 """(erf(x) - x) / x in x², highest power first, for |x| <= ERF_SPLIT."""
 ERF_LARGE = (3.09599593e-4, -4.64547472e-3, 3.30465138e-2, -0.151896968, -0.917120218, -1.62811017)
 """log2(erfc(t)) / t in t, for ERF_SPLIT < t <= 3.93, where f32 has reached 1."""
-EXP2 = (1.32708973e-3, 9.67136119e-3, 5.55070788e-2, 0.240222454, 0.693147004, 1.0)
-"""2**f in f, for |f| <= 1/2."""
+ERF_EXP2 = (1.32708973e-3, 9.67136119e-3, 5.55070788e-2, 0.240222454, 0.693147004, 1.0)
+"""2**f in f, for |f| <= 1/2, as exactly as the large branch needs."""
 
 
 def erf(o: Ops, x: Num) -> Num:
@@ -163,7 +177,7 @@ def erf(o: Ops, x: Num) -> Num:
     y = h * t
     n = y + o.const(x, MAGIC)
     f = y - (n - o.const(x, MAGIC))
-    e = o.float_of_bits(o.bits(_horner(o, f, EXP2)) + (o.bits(n) << 23))
+    e = o.float_of_bits(o.bits(_horner(o, f, ERF_EXP2)) + (o.bits(n) << 23))
     return o.select(large, o.copysign(o.const(x, 1.0) - e, x), o.fma(h, x, x))
 
 
@@ -229,6 +243,7 @@ def sincos(o: Ops, x: Num, quarter: int) -> Num:
 
 NARROW = {
     "exp": exp,
+    "exp2": exp2,
     "expm1": expm1,
     "sigmoid": sigmoid,
     "tanh": tanh,

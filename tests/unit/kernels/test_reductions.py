@@ -98,7 +98,9 @@ def test_full_sum(n):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize(("rows", "cols"), [(1, 5), (3, 33), (700, 100), (5000, 7)])
+@pytest.mark.parametrize(
+    ("rows", "cols"), [(1, 5), (3, 33), (700, 100), (5000, 7), (64, 20_000), (300, 9000)]
+)
 def test_column_totals_in_order(rows, cols, threads):
     """Column sums add the rows of a task in order, then the tasks; the number of threads changes nothing."""
     x = (RNG.standard_normal((rows, cols)) * 10.0 ** RNG.integers(-6, 6, (rows, cols))).astype(
@@ -121,16 +123,43 @@ def test_column_totals_in_order(rows, cols, threads):
     np.testing.assert_array_equal(y, want)
 
 
+@pytest.mark.parametrize("numel", [1, 40, 99, 100, 250, 300])
+def test_column_totals_of_short_rows(numel):
+    """The last row may be short, also where it is the only one of its task."""
+    x = RNG.standard_normal(numel).astype(np.float32)
+    cols = 100
+    rows = -(-numel // cols)
+    y = np.full(cols, 5.0)
+    k = kernel(
+        lambda b: b.store(column_totals(b.load(0, "f32")), 1), [("f32", "unit"), ("f64", "unit")]
+    )
+    compile_kernel(k).bind(ir.Space((rows,), cols, numel, ((cols, 1), (0, 1))))(
+        [x.ctypes.data, y.ctypes.data], []
+    )
+    full = np.zeros(rows * cols)
+    full[:numel] = x
+    want = np.zeros(cols)
+    for row in full.reshape(rows, cols):
+        want = want + row
+    np.testing.assert_array_equal(y, want)
+
+
+def test_no_rows_add_up_to_nothing():
+    """Totals over no rows at all are zero."""
+    one, each = np.full(1, 5.0), np.full(3, 5.0)
+
+    def trace(b):
+        b.store(total(row_sum(b.load(0, "f32"))), 1)
+        b.store(column_totals(b.load(0, "f32")), 2)
+
+    k = kernel(trace, [("f32", "unit"), ("f64", "zero"), ("f64", "unit")])
+    space = ir.Space((0,), 3, 0, ((3, 1), (0, 0), (0, 1)))
+    compile_kernel(k).bind(space)([one.ctypes.data, one.ctypes.data, each.ctypes.data], [])
+    assert one[0] == 0 and (each == 0).all()
+
+
 def test_threads_change_no_bit():
     """A large fused kernel gives the same bits on one thread and on two."""
-    import glob
-    from pathlib import Path
-
-    import torch
-    from adaptive_eager.kernels import pool
-
-    for path in glob.glob(str(Path(torch.__file__).parent / "lib" / "libgomp*")):
-        pool.use_gomp(path)
     x = RNG.standard_normal(300_000).astype(np.float32)
     k = kernel(
         lambda b: b.store(fn("tanh", b.load(0, "f32") * 1.5) + fn("exp", b.load(0, "f32")), 1),
