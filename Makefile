@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# The import names differ from the folders, so the checkers look at a copy that is laid out as it is imported.
+TREE := build/tree
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint smoke bench clean
@@ -12,10 +14,12 @@ help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is older than Python 3.11; name another one: make PYTHON=python3.12"; exit 1; }
 	@echo "installing into $(VENV) ..."
-	$(PIP) install --constraint constraints.txt torch numpy numba setuptools
-	$(PIP) install --constraint constraints.txt --editable ".[dev]"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --constraint constraints.txt setuptools
+	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable ".[dev]"
 	@touch $(STAMP)
 
 demo: $(STAMP) ## train a small GPT in every mode and print one table
@@ -24,14 +28,12 @@ demo: $(STAMP) ## train a small GPT in every mode and print one table
 test: lint ## ruff, mypy, import-linter, pytest
 	$(BIN)/python -m pytest
 
-# The import names differ from the folders, so the checkers look at a copy that is laid out as it is imported.
-TREE := build/tree/adaptive_eager
-
 lint: $(STAMP) ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
-	@rm -rf build/tree && mkdir -p build/tree && cp -r adaptive_eager $(TREE) && cp -r kernels device_sim $(TREE)/
-	MYPYPATH=build/tree $(BIN)/mypy
-	cd build/tree && PYTHONPATH=. ../../$(BIN)/lint-imports ../../pyproject.toml
+	@rm -rf $(TREE) && mkdir -p $(TREE)
+	@cp -R adaptive_eager $(TREE)/ && cp -R kernels device_sim $(TREE)/adaptive_eager/
+	MYPYPATH=$(TREE) $(BIN)/mypy
+	cd $(TREE) && PYTHONPATH=. ../../$(BIN)/lint-imports ../../pyproject.toml
 
 smoke: $(STAMP) ## the quickest tests, under a minute
 	$(BIN)/python -m pytest tests/unit tests/golden
@@ -40,5 +42,5 @@ bench: $(STAMP) ## the benchmarks behind the README's figures
 	$(BIN)/python -m tests.perf.record
 	$(BIN)/python -m tests.perf.chains
 
-clean: ## remove the environment and caches
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## remove the environment, builds and caches
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

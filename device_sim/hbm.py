@@ -62,7 +62,7 @@ def size_class(nbytes: int) -> int:
     return (nbytes + grain - 1) & -grain or GRAIN
 
 
-class OutOfHBM(MemoryError):  # noqa: N818  # the name says it
+class OutOfHBM(MemoryError):  # noqa: N818 - it reads as the field says it
     """No free range is large enough.
 
     asked, free (in total), largest (free range), held (by live blocks), capacity: bytes.

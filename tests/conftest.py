@@ -1,4 +1,8 @@
-"""Settings shared by all tests."""
+"""Settings shared by all tests.
+
+Generated programs are the same in every run, so that a red CI can be repeated. `HYPOTHESIS_PROFILE=explore` looks for
+new ones; `AE_EXAMPLES` sets how many.
+"""
 
 import os
 from pathlib import Path
@@ -10,11 +14,12 @@ os.environ.setdefault(
     "ADAPTIVE_EAGER_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "kernels")
 )
 
-hypothesis.settings.register_profile(
-    "default",
-    deadline=None,
-    max_examples=int(os.environ.get("AE_EXAMPLES", "60")),
-    derandomize=True,
-    suppress_health_check=list(hypothesis.HealthCheck),
-)
-hypothesis.settings.load_profile("default")
+for name, examples, same in (("ci", 60, True), ("explore", 1000, False)):
+    hypothesis.settings.register_profile(
+        name,
+        deadline=None,  # the first run of a kernel compiles it
+        max_examples=int(os.environ.get("AE_EXAMPLES", examples)),
+        derandomize=same,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
