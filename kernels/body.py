@@ -6,7 +6,7 @@ from typing import Any
 
 from adaptive_eager.kernels import reduce
 from adaptive_eager.kernels.frame import Function, Word
-from adaptive_eager.kernels.ir import Kernel, Operand
+from adaptive_eager.kernels.ir import ITEMSIZE, Kernel, Operand
 from adaptive_eager.kernels.lanes import I8, I64, VALUE, Lanes, constant
 from adaptive_eager.kernels.pointwise import compute
 from adaptive_eager.kernels.schedule import Loop, Schedule
@@ -223,7 +223,7 @@ class Body(Function):
             i = self.k.insts[n]
             if n in loop.from_tile:
                 t = ir.VectorType(VALUE[i.dtype], self.w)
-                values[n] = Lanes(e, self.b.load(self._tile(n, j), typ=t, align=8), i.dtype)
+                values[n] = Lanes(e, self.b.load(self._tile(n, j), typ=t, align=4), i.dtype)
             elif i.op == "load":
                 o, operand = self.operand(n)
                 values[n] = self.load_block(operand, self.at_row[o], j, self.stride[o][-1], mask)
@@ -232,7 +232,7 @@ class Body(Function):
             else:
                 values[n] = compute(e, i, [self._get(values, a) for a in i.args])
             if n in loop.to_tile:
-                self.b.store(values[n].v, self._tile(n, j), align=8)
+                self.b.store(values[n].v, self._tile(n, j), align=4)
         return values
 
     def _sinks(self, loop: Loop, values: dict[int, Lanes], j: Any, mask: Any) -> None:
@@ -249,5 +249,6 @@ class Body(Function):
     def _tile(self, n: int, j: Any) -> Any:
         """Where a tile holds column j. A whole block is kept, also of the last columns."""
         b = self.b
-        at = b.add(b.mul(self.tile_bytes, self.i64(self.tile[n])), b.mul(j, self.i64(8)))
+        size = ITEMSIZE[self.k.insts[n].dtype]
+        at = b.add(b.mul(self.tile_bytes, self.i64(self.tile[n])), b.mul(j, self.i64(size)))
         return b.gep(self.scratch, [at], source_etype=I8)

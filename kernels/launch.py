@@ -18,17 +18,16 @@ from dataclasses import dataclass
 from adaptive_eager.kernels import cache, jit, pool
 from adaptive_eager.kernels.ir import ITEMSIZE, Kernel, Space, rows_per_task, verify
 from adaptive_eager.kernels.listing import listing
-from adaptive_eager.kernels.schedule import SHORT_W, Schedule, W, heavy, schedule
+from adaptive_eager.kernels.schedule import SHORT_W, Schedule, W, schedule, seconds_per_element
 from adaptive_eager.kernels.scratch import scratch
 
-PARALLEL_ELEMENTS = 40_000
-"""Cheap elements from which a second thread pays; a transcendental counts as 8."""
+PARALLEL_SECONDS = 5e-6
+"""Work from which a second thread pays: an OpenMP region costs about 1.2 µs."""
 RELEASE_ELEMENTS = 16_384
 """Elements from which it pays to let other Python threads run during a launch."""
 SHORT_ROWS = 128
 """Rows of at most `SHORT_W` columns from which the variant for them pays its compile time: rows of 10
 take 0.6 of the time."""
-SECONDS_PER_ELEMENT = 2e-10
 MAX_KERNELS = 20_000
 
 
@@ -84,7 +83,7 @@ class Compiled:
         verify(kernel)
         self.kernel, self.text = kernel, text
         self.schedule: Schedule = schedule(kernel)
-        self.heavy = heavy(kernel)
+        self.seconds_per_element = seconds_per_element(kernel)
         self._code = {W: Code(self, W)}
         self.from_disk = self._code[W].from_disk
         self.compile_seconds = self._code[W].seconds
@@ -146,8 +145,7 @@ class Launch:
         self._code = compiled.code(SHORT_W if short else W)
         per = rows_per_task(rows, cols)
         self.tasks = -(-rows // per)
-        self._work = space.numel * (1 + 8 * compiled.heavy)
-        self.cost = self._work * SECONDS_PER_ELEMENT
+        self.cost = space.numel * compiled.seconds_per_element
         tile = (cols * 8 + 8 * W + 63) & -64
         self._tiles_bytes = tile * (len(s.tiles) + len(s.elem_totals))
         sizes = [8 * (cols if n in s.elem_totals else self.tasks) for n in s.totals]
@@ -176,7 +174,7 @@ class Launch:
 
     def threads(self, most: int) -> int:
         """How many threads this launch should use."""
-        return min(most, self.tasks) if self._work >= PARALLEL_ELEMENTS else 1
+        return min(most, self.tasks) if self.cost >= PARALLEL_SECONDS else 1
 
     def _place(self, threads: int) -> None:
         """Find memory for partial totals and each thread's tiles."""

@@ -8,11 +8,15 @@ make the launches after them serial for a while; one alone may have been a page 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import signal
+import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 
 _gomp: Callable[[int, int, int, int], None] | None = None
 _python: ThreadPoolExecutor | None = None
@@ -79,24 +83,29 @@ def _run_python(body: int, context: int, threads: int) -> None:
     if _python is None:
         _python = ThreadPoolExecutor(_limit, "adaptive-eager-kernel")
     call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(body)
-    others = [_python.submit(call, context) for _ in range(threads - 1)]
-    try:
+    with _interrupts_later():
+        others = [_python.submit(call, context) for _ in range(threads - 1)]
         call(context)
-    finally:
-        _wait(others)
-
-
-def _wait(others: list[Future[None]]) -> None:
-    """Wait for all, through Ctrl-C: the memory they work on must outlive them."""
-    interrupt: KeyboardInterrupt | None = None
-    for f in others:
-        while not f.cancel() and not f.done():
-            try:
+        for f in others:
+            if not f.cancel():
                 f.result()
-            except KeyboardInterrupt as e:
-                interrupt = e
-    if interrupt is not None:
-        raise interrupt
+
+
+@contextlib.contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Ctrl-C is answered at the end: the memory that other threads work on must outlive their work."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        yield
+        return
+    seen: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda *at: seen.append(at))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if seen and callable(before):
+        before(*seen[0])
 
 
 def _in_child() -> None:

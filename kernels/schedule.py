@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from adaptive_eager.kernels.ir import MATH, ROW_REDUCE, Kernel, levels, stages
+from adaptive_eager.kernels.vmath import NARROW, PERIODIC
 
 W = 32
 """Lanes of a block of columns."""
@@ -140,6 +141,16 @@ def _finish(kernel: Kernel, s: Schedule, at: Sequence[str]) -> None:
             (s.column if wide else s.single).append(n)
 
 
-def heavy(kernel: Kernel) -> int:
-    """How many transcendental instructions a kernel has."""
-    return sum(i.op in MATH for i in kernel.insts)
+SECONDS = {"element": 6e-11, "cheap": 2e-11, "math": 2e-10, "libm": 1e-8}
+"""What an element costs on one core from the second-level cache, and what an instruction adds to it: cheap
+ones, vmath's, and those that call libm lane by lane."""
+
+
+def seconds_per_element(kernel: Kernel) -> float:
+    """An estimate, to choose the number of threads by."""
+    total = SECONDS["element"]
+    for i, level in zip(kernel.insts, levels(kernel), strict=True):
+        if level == "elem":
+            inline = i.dtype == "f32" and (i.op in NARROW or i.op in PERIODIC)
+            total += SECONDS["cheap" if i.op not in MATH else "math" if inline else "libm"]
+    return total

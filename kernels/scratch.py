@@ -8,6 +8,8 @@ import threading
 
 KEEP_BYTES = 32 << 20
 """A thread keeps an area of up to this size for its next launch."""
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+"""Python's anonymous mappings are shared with forked children otherwise."""
 
 
 class Scratch(threading.local):
@@ -20,7 +22,7 @@ class Scratch(threading.local):
         """The address of at least so many bytes, page-aligned, until this thread's next `take` or `give`."""
         if self.size < nbytes:
             self.size = (nbytes + (64 << 10)) & -mmap.PAGESIZE
-            memory = mmap.mmap(-1, self.size)
+            memory = mmap.mmap(-1, self.size, **_PRIVATE)
             self._view = ctypes.c_char.from_buffer(memory)
             self.address = ctypes.addressof(self._view)
         return self.address

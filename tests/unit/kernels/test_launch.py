@@ -1,6 +1,9 @@
 """Launches: variants, threads, scratch memory, interruption."""
 
 import _thread
+import ctypes
+import mmap
+import os
 import threading
 import time
 
@@ -150,12 +153,37 @@ def test_scratch_memory_is_shared_and_bounded():
     assert s.size == 0
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_has_its_own_scratch_memory():
+    """What a child computes in scratch does not reach into the parent's."""
+    at = scratch.scratch.take(8)
+    word = ctypes.c_int64.from_address(at)
+    word.value = 5
+    child = os.fork()
+    if child == 0:
+        word.value = 6
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert word.value == 5
+
+
+def test_threads_are_for_work_that_pays_for_them():
+    """Small launches get one thread; costly instructions need fewer elements for two."""
+
+    def threads(op, n):
+        k = kernel(lambda b: b.store(fn(op, b.load(0, "f32")), 1), OPERANDS)
+        rows = -(-n // 100)
+        space = ir.Space((rows,), 100, rows * 100, ((100, 1), (100, 1)))
+        return compile_kernel(k).bind(space).threads(2)
+
+    assert [threads("neg", n) for n in (1000, 20_000, 200_000)] == [1, 1, 2]
+    assert [threads("exp", n) for n in (1000, 20_000, 200_000)] == [1, 2, 2]
+    assert [threads("atan", n) for n in (100, 20_000)] == [1, 2]
+
+
 @pytest.mark.parametrize("inner", ["unit", "any"])
 def test_rows_touch_nothing_past_their_end(inner):
     """The last row of a matrix, contiguous or strided, ends at a protected page."""
-    import ctypes
-    import mmap
-
     page, libc = mmap.PAGESIZE, ctypes.CDLL(None)
     rows, step = 3, 1 if inner == "unit" else 3
     k = kernel(lambda b: b.store(b.load(0, "f32") * 2, 1), [("f32", inner), ("f32", "unit")])
