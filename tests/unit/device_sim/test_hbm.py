@@ -379,7 +379,7 @@ from adaptive_eager.device_sim.hbm import HBM
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
     hbm = HBM(24 << 30)
-assert (1 << 30) <= hbm.capacity < (4 << 30) and hbm.alloc(1 << 20).size == 1 << 20
+assert hbm.capacity < (4 << 30) and hbm.alloc(1 << 20).size == 1 << 20
 assert "refused" in str(seen[0].message), seen
 """
 
