@@ -134,10 +134,10 @@ class KernelStep(Step):
         self.emitted = emitted
         before = kernel_stats.compiled
         self.compiled = compile_kernel(emitted.kernel)
+        self.launch = self.compiled.bind(emitted.space)  # narrow rows compile a variant here
         fresh = kernel_stats.compiled - before
         COUNTERS.kernels_compiled += fresh
-        COUNTERS.kernels_reused += 1 - fresh
-        self.launch = self.compiled.bind(emitted.space)
+        COUNTERS.kernels_reused += fresh == 0
         self.slots, self.offsets = emitted.slots, emitted.offsets
         self.scalars = emitted.scalars
         self.guards = [
