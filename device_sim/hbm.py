@@ -22,15 +22,14 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import sys
 import threading
-import warnings
 import weakref
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
+from adaptive_eager.device_sim.arena import forget, map_memory
 from adaptive_eager.device_sim.freelist import FreeList
 from adaptive_eager.device_sim.tally import Tally
 
@@ -50,10 +49,6 @@ LARGE_SEGMENT = 32 << 20
 """Bytes of a segment of the large pool that several blocks share."""
 OWN_SEGMENT = 10 << 20
 """Bytes from which a block gets a segment of its own, so that it can be given back whole."""
-LEAST_ARENA = 1 << 20
-"""Bytes below which a refusal of the system is final."""
-NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
-"""Map more than memory and swap hold. The module names it from Python 3.13 on."""
 
 
 def size_class(nbytes: int) -> int:
@@ -123,7 +118,7 @@ class HBM:
     """
 
     def __init__(self, capacity: int) -> None:
-        self.buffer = _map(capacity)
+        self.buffer = map_memory(capacity)
         self.capacity = len(self.buffer)
         self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
         self._freed = Freed()
@@ -291,7 +286,7 @@ class HBM:
         self._reserved.remove(size)
         self._taken.remove(1)
         self._taken.add((left > 0) + (right > 0))
-        _forget(self.buffer, offset, size)
+        forget(self.buffer, offset, size)
 
     # -- statistics -------------------------------------------------------------------------
 
@@ -345,41 +340,6 @@ class HBM:
             for tally in self._tallies().values():
                 tally.reset_accumulated()
             self._retries = self._ooms = 0
-
-
-def _map(capacity: int) -> mmap.mmap:
-    """Anonymous private memory, committed page by page as it is touched.
-
-    Where the system refuses it, half as much, and so on, with a warning.
-    """
-    flags = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
-    if flags:
-        flags |= NORESERVE
-    size = capacity
-    while True:
-        try:
-            buffer = mmap.mmap(-1, size, flags=flags) if flags else mmap.mmap(-1, size)
-            break
-        except (OSError, OverflowError):
-            if size // 2 < LEAST_ARENA:
-                raise
-            size //= 2
-    if size < capacity:
-        warnings.warn(
-            f"the system refused {capacity} bytes of address space: HBM has {size}", stacklevel=3
-        )
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            buffer.madvise(mmap.MADV_HUGEPAGE)
-    return buffer
-
-
-def _forget(buffer: mmap.mmap, offset: int, size: int) -> None:
-    """Give the pages that lie wholly inside a range back; neighbours may share its edges."""
-    first, end = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE, offset + size
-    whole = (end - first) // mmap.PAGESIZE * mmap.PAGESIZE
-    if whole > 0 and hasattr(mmap, "MADV_DONTNEED"):
-        buffer.madvise(mmap.MADV_DONTNEED, first, whole)
 
 
 def _hold_over_fork(hbm: HBM) -> None:
