@@ -48,7 +48,7 @@ class DeviceMemory:
     def __init__(self, spec: ChipSpec) -> None:
         self.spec = spec
         self.hbm = HBM(spec.hbm_bytes)
-        self._end = self.hbm.base + spec.hbm_bytes
+        self._end = self.hbm.base + self.hbm.capacity
 
     def stats(self) -> dict[str, int]:
         """Allocator counters under PyTorch's names."""

@@ -6,6 +6,7 @@ Cost of the generic recorder is some microseconds an op; of a first sighting, te
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -263,6 +264,7 @@ def allocate_now(buffer: Buffer) -> None:
     except torch.OutOfMemoryError:
         TAPE.cut("out-of-memory")
         TAPE.runtime.drain()
+        gc.collect()
         memory().allocate(buffer)
 
 
