@@ -1,4 +1,7 @@
-"""Errors and source lines of backward passes (Note [Errors in backward] in tensor.py)."""
+"""Errors and source lines of backward passes: one wrapper around the function that starts them.
+
+What a hook or an op raises inside a pass is kept by `device.NeuronGuard`; the wrapper raises it at the caller.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +15,7 @@ import torch
 from adaptive_eager import source
 from adaptive_eager.device import ESCAPED
 
-STASH: list[BaseException] = []
-"""Errors raised inside running graph tasks, oldest first."""
-
 _used = False
-
-
-class Poison:
-    """What dispatch returns in place of a tensor, so that C++ raises instead of Python."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def __repr__(self) -> str:
-        return f"<{type(self.error).__name__}: {self.error}>"
-
-
-def stash(error: BaseException) -> Poison:
-    """Keep an error for the caller of backward."""
-    STASH.append(error.with_traceback(None))
-    return Poison(error)
 
 
 def _wrap(run: Any) -> Any:
@@ -43,11 +27,10 @@ def _wrap(run: Any) -> Any:
         try:
             return run(*args, **kwargs)
         except BaseException:
-            kept = [*STASH, *ESCAPED]
-            if kept:
-                STASH.clear()
+            if ESCAPED:
+                first = ESCAPED[0]
                 ESCAPED.clear()
-                raise kept[0] from None
+                raise first from None
             raise
         finally:
             source.backward_site = before
@@ -75,6 +58,3 @@ def _settle() -> None:
         x = torch.zeros(1, requires_grad=True)
         x.sum().backward()
         time.sleep(0.01)
-
-
-install()

@@ -6,7 +6,6 @@ Imported inside `import torch`, so nothing here imports numba or the recorder at
 from __future__ import annotations
 
 import itertools
-import os
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +19,16 @@ Device = torch.device | str | int | None
 
 _next_type = itertools.repeat(torch._C._autograd.DeviceType.PrivateUse1).__next__
 ESCAPED: list[BaseException] = []
-"""Exceptions that left a hook inside a backward pass; `backward` raises them at the pass's caller."""
+"""Exceptions that were raised inside a backward pass; `backward` raises the first at the pass's caller."""
 
 
 class NeuronGuard(torch._C._acc.DeviceGuard):  # type: ignore[misc]
     """Tells C++ the device type, some five times an autograd node.
 
-    A hook's exception unwinds C++ frames with Python's error indicator set, and their guards call here on the way;
-    a guard that fails there ends the process. Calling anything written in C then raises SystemError, caused by the
-    exception in flight: that one is kept, and the indicator is clear again.
+    Note [Errors in backward]
+    An exception of a hook, or of an op's dispatch, unwinds C++ frames with Python's error indicator set, and their guards
+    call here on the way; a guard that fails there ends the process. Calling anything written in C then raises SystemError,
+    caused by the exception in flight: that one is kept, and the indicator is clear again.
     """
 
     @staticmethod
@@ -186,23 +186,3 @@ class NeuronModule(types.ModuleType):
     def empty_cache(self) -> None:
         """Return unused segments of HBM to the simulated chip."""
         _memory().hbm.empty_cache()
-
-
-def env_int(name: str, default: int) -> int:
-    """An integer from the environment.
-
-    Raises:
-        ValueError: naming the variable, when it is set to something else.
-    """
-    text = os.environ.get(name)
-    if not text:
-        return default
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{name} must be an integer, got {text!r}") from None
-
-
-def module() -> Any:
-    """`torch.neuron`."""
-    return torch.neuron  # type: ignore[attr-defined]

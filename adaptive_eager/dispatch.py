@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from adaptive_eager import fallback, views
-from adaptive_eager.backward import stash
+from adaptive_eager import backward, fallback, views
 from adaptive_eager.ops.special import HANDLERS
 from adaptive_eager.record import TAPE
 from adaptive_eager.tensor import connect
@@ -68,4 +67,5 @@ def node(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return result
 
 
-connect(TAPE, slow, stash)
+backward.install()
+connect(TAPE, slow)

@@ -98,10 +98,9 @@ class Emitter:
                 size *= dims[d]
             sizes.append(size)
         self.outer: tuple[int, ...]
-        self.flat = len(sizes) == 1 and not self.rowwise
         if len(sizes) == 1:
             size = sizes[0]
-            if self.flat and size > FLAT_COLS:
+            if not self.rowwise and size > FLAT_COLS:
                 self.outer, self.cols, self.numel = (-(-size // FLAT_COLS),), FLAT_COLS, size
             else:
                 self.outer, self.cols, self.numel = (1,), size, size

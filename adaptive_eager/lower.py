@@ -114,8 +114,8 @@ RUNTIME_INTS: set[int] = set()
 """ids of ops whose int arguments are numbers to compute with, not dims or sizes."""
 LITERAL_NUMBERS: set[int] = set()
 """ids of ops whose loop form depends on a number's value (pow with exponent 2)."""
-NATIVE: dict[int, Callable[[Recipe, tuple[torch.Tensor, ...], Any], Body | None]] = {}
-"""Loop form of an op by id: (recipe, its inputs as meta tensors, its result as meta tensors) → Body or None."""
+NATIVE: dict[int, Callable[[Recipe, tuple[torch.Tensor, ...]], Body | None]] = {}
+"""Loop form of an op by id: (recipe, its inputs as meta tensors) → Body or None."""
 LIBRARY: dict[int, Any] = {}
 """Ops run by a library kernel that torch ships, by id: its out= overload, or None where the result's memory is adopted."""
 SEEDED: set[int] = set()
@@ -215,13 +215,12 @@ def make_recipe(call: Call) -> Recipe | None:
         return None
     for a in func._schema.arguments:
         if a.alias_info is not None and a.alias_info.is_write and f not in OVERLAP_OK:
-            _no_overlap(r, metas)
+            _no_overlap(r)
             break
     rule = RULES.get(f)
     out = rule(r, metas) if rule is not None else None
     if out is not None and not _dtypes_agree(r, out):
         out = None
-    many: Any = ()
     if out is not None:
         r.single, r.writes = True, (0,) if func._schema.is_mutable else ()
         r.outs, r.returns = ((), (-1,)) if r.writes else ((out,), (0,))
@@ -235,13 +234,12 @@ def make_recipe(call: Call) -> Recipe | None:
             return None
         if not _describe(r, result, metas):
             return None
-        many = result if isinstance(result, (tuple, list)) else (result,)
         if rule is not None and not _dtypes_agree(r, r.outs[0] if r.outs else r.ins[r.writes[0]]):
             return None
     library = f in LIBRARY
     r.body = None
     if native is not None and all(m.numel for m in (*r.ins, *r.outs)):
-        r.body = native(r, metas, many)
+        r.body = native(r, metas)
         if r.body is None and rule is not None:
             _raise_as_cpu(r, call.scalars, one_element=True)
     r.native = (
@@ -262,8 +260,7 @@ OVERLAP_OK: set[int] = set()
 RULES: dict[int, Callable[[Recipe, tuple[torch.Tensor, ...]], Meta | None]] = {}
 """Shape rules by id: the output's meta of a common call, None where PyTorch's meta kernel must say."""
 TRIAL_ELEMENTS = 1 << 16
-
-
+"""Inputs of more elements than this are not tried."""
 _AGREED: dict[Any, torch.dtype] = {}
 
 
@@ -288,15 +285,12 @@ def _dtypes_agree(r: Recipe, out: Meta) -> bool:
             for m, d in zip(r.ins, dims, strict=True)
         ]
         numbers = [t(1) for t in r.scalar_types]
-        named = {
-            k: torch.device("cpu") if k == "device" else fill(v, tensors, numbers)
-            for k, v in r.kwargs.items()
-        }
-        dtype = _AGREED[key] = r.func(*fill(list(r.args), tensors, numbers), **named).dtype
+        dtype = _AGREED[key] = _call_on_cpu(r, tensors, numbers).dtype
     return dtype == out.dtype
 
 
-def _no_overlap(r: Recipe, metas: tuple[torch.Tensor, ...]) -> None:
+def _no_overlap(r: Recipe) -> None:
+    """PyTorch's error for a write in place to a tensor that holds one element at several indices."""
     first = r.args[0] if r.args else None
     if isinstance(first, T) and r.func._schema.name.endswith("_"):
         m = r.ins[first.i]
@@ -307,21 +301,22 @@ def _no_overlap(r: Recipe, metas: tuple[torch.Tensor, ...]) -> None:
             )
 
 
-def _on_cpu(m: Meta, one_element: bool) -> torch.Tensor:
-    shape = (1,) * len(m.shape) if one_element else m.shape
-    return torch.zeros(shape, dtype=m.dtype, device="cpu")
-
-
-def _raise_as_cpu(r: Recipe, scalars: list[float], one_element: bool = False) -> None:
-    """Run the op on CPU tensors of zeros, for the error it raises there; its result is thrown away."""
-    tensors = [
-        _on_cpu(m, one_element or m.numel > TRIAL_ELEMENTS and len(m.shape) == 0) for m in r.ins
-    ]
+def _call_on_cpu(r: Recipe, tensors: list[torch.Tensor], scalars: list[float]) -> Any:
+    """The recipe's op on CPU tensors in place of its own."""
     named = {
         k: torch.device("cpu") if k == "device" else fill(v, tensors, scalars)
         for k, v in r.kwargs.items()
     }
-    r.func(*fill(list(r.args), tensors, scalars), **named)
+    return r.func(*fill(list(r.args), tensors, scalars), **named)
+
+
+def _raise_as_cpu(r: Recipe, scalars: list[float], one_element: bool = False) -> None:
+    """Run the op on CPU tensors of zeros, for the error it raises there; its result is thrown away."""
+    shapes = [(1,) * len(m.shape) if one_element else m.shape for m in r.ins]
+    zeros = [
+        torch.zeros(n, dtype=m.dtype, device="cpu") for n, m in zip(shapes, r.ins, strict=True)
+    ]
+    _call_on_cpu(r, zeros, scalars)
 
 
 def _filled(m: Meta, values: Any) -> torch.Tensor:
@@ -354,12 +349,8 @@ def _trial(r: Recipe, scalars: list[float]) -> bool:
     result = None
     for values in (torch.rand, torch.zeros):
         tensors = [_filled(m, values) for m in r.ins]
-        named = {
-            k: torch.device("cpu") if k == "device" else fill(v, tensors, scalars)
-            for k, v in r.kwargs.items()
-        }
         try:
-            result = r.func(*fill(list(r.args), tensors, scalars), **named)
+            result = _call_on_cpu(r, tensors, scalars)
             break
         except Exception:  # noqa: S112 - the next values may suit the op
             continue

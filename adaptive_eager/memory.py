@@ -119,8 +119,3 @@ def _spec_from_environment() -> ChipSpec:
     """TRN2, or TRN2 with `ADAPTIVE_EAGER_HBM_BYTES` of HBM."""
     text = os.environ.get("ADAPTIVE_EAGER_HBM_BYTES")
     return TRN2.replace(hbm_bytes=int(text)) if text else TRN2
-
-
-def host_copy(t: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor's own copy with fresh storage and the same strides."""
-    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu").copy_(t)

@@ -1,7 +1,10 @@
 """Recording: from an aten call to a trie node and fresh, empty buffers. The hot path is `tensor.NeuronTensor`'s
 dispatch; what it does not know comes here.
 
-Cost of the generic recorder is some microseconds an op; of a first sighting, tens (a meta-kernel run, once per op and metas).
+Note [Cuts by content]
+A limit alone would cut a loop that never reads at another place each time, and no plan would ever be found again. Past
+the soft limit a segment goes on until the recipe comes by at which the last such cut was made, so that segments of a loop become whole
+numbers of its turns. Four times the length, or more live bytes than the budget, cuts in any case.
 """
 
 from __future__ import annotations
@@ -203,7 +206,6 @@ class Tape:
         node.bytes += sum(span_bytes(recipe.ins[k]) for k, s in enumerate(ins) if s < 0)
         wrote = {~ins[k] for k in recipe.writes if ins[k] < 0}
         node.written = tuple(sorted({*at.written, *wrote})) if wrote else at.written
-        node.inplace = bool(recipe.writes)
         if recipe.single and recipe.returns == (0,):
             node.out, node.make = recipe.outs[0], recipe.outs[0].new
             node.nbytes = span_bytes(recipe.outs[0])

@@ -106,8 +106,6 @@ def describe(seg: Segment, name: str) -> SegmentText:
     nodes = seg.node.path()
     number: dict[int, int] = {}
     lines: list[Line] = []
-    last = {s: k for k, node in enumerate(nodes) for s in range(node.first_out, node.nbufs)}
-    del last
     for node in nodes:
         r = node.recipe
         for slot, m in zip(node.ins, r.ins, strict=True):

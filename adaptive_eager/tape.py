@@ -89,7 +89,6 @@ class Node:
         "bytes",
         "depth",
         "full",
-        "inplace",
         "ins",
         "make",
         "nbufs",
@@ -117,7 +116,6 @@ class Node:
         self.scalar0 = 0
         self.bytes = 0
         self.full = False
-        self.inplace = False
         self.make: Callable[[], Any] | None = None
         self.out: Meta | None = None
         self.nbytes = 0

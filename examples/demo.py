@@ -58,8 +58,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--lr", type=float, default=Config.lr)
     args = parser.parse_args()
-    config = Config(steps=args.steps)
+    config = Config(steps=args.steps, lr=args.lr)
     curves: dict[str, list[float]] = {}
     rows, digests = [], {}
     losses, _, ms = timed(config, "cpu", "cpu")

@@ -46,8 +46,6 @@ class Pointwise:
     """Positions that do not take part in promotion (alpha, value, conditions)."""
     literal: bool = False
     """Numbers are part of the definition, not run-time scalars."""
-    defaults: tuple[Any, ...] = ()
-    """Values of trailing operands that a call leaves out."""
     keywords: tuple[str, ...] = ()
     """Keyword operands, appended after the positional ones."""
 
@@ -161,9 +159,9 @@ def _reciprocal_sqrt(x: Val) -> Val:
 
 # fmt: off
 TABLE: tuple[Pointwise, ...] = (
-    Pointwise("add.Tensor add_.Tensor add.Scalar add_.Scalar", _add, skip=(2,), defaults=(None,), keywords=("alpha",)),
-    Pointwise("sub.Tensor sub_.Tensor sub.Scalar sub_.Scalar", lambda x, y, alpha: x - (y if alpha is None else alpha * y), skip=(2,), defaults=(None,), keywords=("alpha",)),
-    Pointwise("rsub.Tensor rsub.Scalar", lambda x, y, alpha: y - (x if alpha is None else alpha * x), skip=(2,), defaults=(None,), keywords=("alpha",)),
+    Pointwise("add.Tensor add_.Tensor add.Scalar add_.Scalar", _add, skip=(2,), keywords=("alpha",)),
+    Pointwise("sub.Tensor sub_.Tensor sub.Scalar sub_.Scalar", lambda x, y, alpha: x - (y if alpha is None else alpha * y), skip=(2,), keywords=("alpha",)),
+    Pointwise("rsub.Tensor rsub.Scalar", lambda x, y, alpha: y - (x if alpha is None else alpha * x), skip=(2,), keywords=("alpha",)),
     Pointwise("mul.Tensor mul_.Tensor mul.Scalar mul_.Scalar", lambda x, y: x * y if x.dtype != "bool" else x & y),
     Pointwise("div.Tensor div_.Tensor div.Scalar div_.Scalar", lambda x, y: x / y, "float"),
     Pointwise("maximum.default", maximum),
@@ -204,14 +202,14 @@ TABLE: tuple[Pointwise, ...] = (
     Pointwise("where.self", lambda c, x, y: where(c.to("bool"), x, y), skip=(0,)),
     Pointwise("where.ScalarOther where.ScalarSelf where.Scalar", lambda c, x, y: where(c.to("bool"), x, y), skip=(0,)),
     Pointwise("masked_fill.Scalar masked_fill_.Scalar masked_fill.Tensor masked_fill_.Tensor", lambda x, m, v: where(m, v, x), skip=(1, 2)),
-    Pointwise("clamp.default clamp_.default clamp.Tensor clamp_.Tensor", _clamp, defaults=(None, None), keywords=("min", "max")),
+    Pointwise("clamp.default clamp_.default clamp.Tensor clamp_.Tensor", _clamp, keywords=("min", "max")),
     Pointwise("clamp_min.default clamp_min_.default clamp_min.Tensor", maximum),
     Pointwise("clamp_max.default clamp_max_.default clamp_max.Tensor", minimum),
     Pointwise("lerp.Scalar lerp_.Scalar lerp.Tensor lerp_.Tensor", _mean_half, only="float", skip=(2,)),
-    Pointwise("addcmul.default addcmul_.default", lambda x, y, z, v: x + (y * z if v is None else v * y * z), skip=(3,), defaults=(None,), keywords=("value",)),
-    Pointwise("addcdiv.default addcdiv_.default", lambda x, y, z, v: x + (y / z if v is None else v * y / z), only="float", skip=(3,), defaults=(None,), keywords=("value",)),
-    Pointwise("gelu.default", _gelu, only="float", keywords=("approximate",), defaults=("none",)),
-    Pointwise("gelu_backward.default", _gelu_backward, only="float", keywords=("approximate",), defaults=("none",)),
+    Pointwise("addcmul.default addcmul_.default", lambda x, y, z, v: x + (y * z if v is None else v * y * z), skip=(3,), keywords=("value",)),
+    Pointwise("addcdiv.default addcdiv_.default", lambda x, y, z, v: x + (y / z if v is None else v * y / z), only="float", skip=(3,), keywords=("value",)),
+    Pointwise("gelu.default", _gelu, only="float", keywords=("approximate",)),
+    Pointwise("gelu_backward.default", _gelu_backward, only="float", keywords=("approximate",)),
     Pointwise("silu.default silu_.default", lambda x: x / (1 + _exp(-x)), only="float"),
     Pointwise("silu_backward.default", _silu_backward, only="float"),
     Pointwise("tanh_backward.default", lambda g, y: g * (1 - y * y), only="float"),
@@ -270,7 +268,7 @@ def space(
 
 
 def lower_pointwise(
-    row: Pointwise, name: str, r: Recipe, metas: tuple[torch.Tensor, ...], results: Any
+    row: Pointwise, name: str, r: Recipe, metas: tuple[torch.Tensor, ...]
 ) -> Body | None:
     """The loop form of a pointwise call, None where a dtype or argument is beyond the kernels."""
     positional: list[Any] = list(r.args)
@@ -448,11 +446,10 @@ def register() -> None:
             def native(
                 r: Recipe,
                 metas: tuple[torch.Tensor, ...],
-                results: Any,
                 row: Pointwise = row,
                 name: str = name,
             ) -> Body | None:
-                return lower_pointwise(row, name, r, metas, results)
+                return lower_pointwise(row, name, r, metas)
 
             def rule(
                 r: Recipe, metas: tuple[torch.Tensor, ...], row: Pointwise = row, name: str = name

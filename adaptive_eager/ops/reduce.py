@@ -33,7 +33,7 @@ from adaptive_eager.ops.pointwise import value_dtype
 from adaptive_eager.tape import Recipe, S, T
 
 aten = torch.ops.aten
-Lowering = Callable[[Recipe, tuple[torch.Tensor, ...], Any], Body | None]
+Lowering = Callable[[Recipe, tuple[torch.Tensor, ...]], Body | None]
 
 
 def lowers(*names: str) -> Callable[[Lowering], Lowering]:
@@ -192,7 +192,7 @@ def argument(r: Recipe, k: int, name: str, default: Any = None) -> Any:
 
 
 @lowers("sum.dim_IntList", "sum.default", "mean.dim", "mean.default")
-def sums(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body | None:
+def sums(r: Recipe, metas: tuple[torch.Tensor, ...]) -> Body | None:
     """sum and mean over dims."""
     plain = str(r.func).endswith(".default")
     dims = None if plain else argument(r, 1, "dim")
@@ -210,7 +210,7 @@ def sums(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body | Non
 
 
 @lowers("amax.default", "amin.default", "max.default", "min.default")
-def extrema(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body | None:
+def extrema(r: Recipe, metas: tuple[torch.Tensor, ...]) -> Body | None:
     """amax and amin over trailing dims."""
     cd = value_dtype(r.ins[0].dtype)
     if cd is None or cd == "bool":
@@ -220,7 +220,7 @@ def extrema(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body | 
 
 
 @lowers("linalg_vector_norm.default")
-def vector_norm(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body | None:
+def vector_norm(r: Recipe, metas: tuple[torch.Tensor, ...]) -> Body | None:
     """The 2-norm: sqrt of the sum of squares, in f64 until the end."""
     p = argument(r, 1, "ord", 2)
     if isinstance(p, S) or p != 2 or argument(r, 4, "dtype") is not None:
@@ -240,7 +240,7 @@ def vector_norm(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Bod
 
 
 @lowers("var.correction")
-def variance(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body | None:
+def variance(r: Recipe, metas: tuple[torch.Tensor, ...]) -> Body | None:
     """Variance over trailing dims in two passes."""
     m, out = r.ins[0], r.outs[0]
     correction = argument(r, 3, "correction")
@@ -307,7 +307,7 @@ def exps(x: Val) -> tuple[Val, Val, Val]:
 
 
 @lowers("_softmax.default", "_safe_softmax.default")
-def softmax(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body | None:
+def softmax(r: Recipe, metas: tuple[torch.Tensor, ...]) -> Body | None:
     """Softmax over the last dim; the safe one gives 0 for rows of -inf."""
     space = _last_dim(r.ins[0], argument(r, 1, "dim"))
     cd = value_dtype(r.ins[0].dtype)
@@ -329,7 +329,7 @@ def softmax(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body | 
 
 
 @lowers("_log_softmax.default")
-def log_softmax(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body | None:
+def log_softmax(r: Recipe, metas: tuple[torch.Tensor, ...]) -> Body | None:
     """Log-softmax over the last dim: (x - max) - log(sum(exp))."""
     space = _last_dim(r.ins[0], argument(r, 1, "dim"))
     cd = value_dtype(r.ins[0].dtype)
@@ -346,7 +346,7 @@ def log_softmax(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Bod
 
 
 @lowers("_softmax_backward_data.default")
-def softmax_backward(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body | None:
+def softmax_backward(r: Recipe, metas: tuple[torch.Tensor, ...]) -> Body | None:
     """y * (g - sum(g * y))."""
     space = _last_dim(r.ins[0], argument(r, 2, "dim"))
     cd = value_dtype(r.ins[0].dtype)
@@ -362,7 +362,7 @@ def softmax_backward(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -
 
 
 @lowers("_log_softmax_backward_data.default")
-def log_softmax_backward(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body | None:
+def log_softmax_backward(r: Recipe, metas: tuple[torch.Tensor, ...]) -> Body | None:
     """g - exp(y) * sum(g)."""
     space = _last_dim(r.ins[0], argument(r, 2, "dim"))
     cd = value_dtype(r.ins[0].dtype)
@@ -390,7 +390,7 @@ def _affine(r: Recipe, space: Rows, k: int, name: str) -> tuple[int, IndexMap] |
 
 
 @lowers("native_layer_norm.default")
-def layer_norm(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body | None:
+def layer_norm(r: Recipe, metas: tuple[torch.Tensor, ...]) -> Body | None:
     """(x - mean) * rstd * weight + bias, with mean and rstd as further results."""
     m, shape = r.ins[0], argument(r, 1, "normalized_shape")
     eps = argument(r, 4, "eps")
@@ -434,7 +434,7 @@ def layer_norm(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body
 
 
 @lowers("native_layer_norm_backward.default")
-def layer_norm_backward(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body | None:
+def layer_norm_backward(r: Recipe, metas: tuple[torch.Tensor, ...]) -> Body | None:
     """Gradients of x (row sums), weight and bias (column sums), in one pass over rows."""
     g_, x_, shape, mean_, rstd_, weight_, _bias, mask = (argument(r, k, "") for k in range(8))
     m = r.ins[x_.i]
@@ -492,7 +492,7 @@ def layer_norm_backward(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any
 
 
 @lowers("_fused_rms_norm.default")
-def rms_norm(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body | None:
+def rms_norm(r: Recipe, metas: tuple[torch.Tensor, ...]) -> Body | None:
     """x * rsqrt(mean(x²) + eps) * weight, with rstd as a further result."""
     m, shape, eps = r.ins[0], argument(r, 1, "normalized_shape"), argument(r, 3, "eps")
     if m.tname not in ("f32", "f64") or len({i.dtype for i in r.ins}) > 1:
@@ -536,7 +536,7 @@ def _nll_space(r: Recipe, logp: T, target: T) -> tuple[Rows, IndexMap] | None:
 
 
 @lowers("nll_loss_forward.default")
-def nll_loss(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body | None:
+def nll_loss(r: Recipe, metas: tuple[torch.Tensor, ...]) -> Body | None:
     """Mean or sum of -logp[row, target[row]]: a row sum that only the target's column enters, then a total over rows.
 
     The second result is the number of targets that count. Targets outside the classes are counted too, and make the
@@ -581,7 +581,7 @@ def nll_loss(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body |
 
 
 @lowers("nll_loss_backward.default")
-def nll_loss_backward(r: Recipe, metas: tuple[torch.Tensor, ...], results: Any) -> Body | None:
+def nll_loss_backward(r: Recipe, metas: tuple[torch.Tensor, ...]) -> Body | None:
     """-g / count in each row's target column, 0 elsewhere: pointwise, by comparing the column's index."""
     g, logp, target, weight, how, ignore, count = (argument(r, k, "") for k in range(7))
     if weight is not None or how == 0 or not isinstance(ignore, int) or r.ins[g.i].numel != 1:

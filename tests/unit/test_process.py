@@ -128,3 +128,25 @@ def test_huggingface_kernels_is_not_overwritten():
         spec = importlib.util.find_spec("kernels")
         assert spec is None or "adaptive" not in (spec.origin or ""), spec
     """)
+
+
+def test_ctrl_c_inside_an_op_of_backward():
+    """A KeyboardInterrupt raised while an op of the backward is recorded reaches backward's caller as itself."""
+    out = run("""
+        import torch, adaptive_eager.dispatch as dispatch
+        x = torch.ones(3, device="neuron", requires_grad=True)
+        cos = id(torch.ops.aten.cos.default)
+        def interrupt(*_): raise KeyboardInterrupt
+        from adaptive_eager.tensor import FAST
+        FAST.discard(cos)
+        n = 0
+        for _ in range(5):
+            dispatch._KINDS[cos] = interrupt
+            try: torch.sin(x).sum().backward()
+            except KeyboardInterrupt: n += 1
+            del dispatch._KINDS[cos]
+        x.grad = None
+        torch.sin(x).sum().backward()
+        print(n, x.grad.shape[0])
+    """)
+    assert out.split() == ["5", "3"]
