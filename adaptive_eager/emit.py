@@ -25,7 +25,6 @@ class Emitted:
 
     slots, offsets: buffer slot and byte offset of each operand. scalars: for each kernel scalar an index into the segment's
     scalars, or ("const", number). guards: (operand index of the fault count, slot and meta of the checked operand, error, node).
-    read, written: bytes of HBM, each element once.
     """
 
     kernel: Kernel
@@ -34,8 +33,6 @@ class Emitted:
     offsets: list[int]
     scalars: list[int | tuple[str, int]]
     guards: list[tuple[int, int, Meta, Any, Node]]
-    read: int
-    written: int
 
 
 GUARD = 1 << 60
@@ -71,7 +68,6 @@ class Emitter:
         self.scalar_kinds: list[str] = []
         self.scalar_known: dict[Any, int] = {}
         self.guards: list[tuple[int, int, Meta, Any, Node]] = []
-        self.read = self.written = 0
         self.rowwise = bool(group.kinds & {"row", "col"})
         self._layout()
 
@@ -138,14 +134,6 @@ class Emitter:
             self.offsets.append(use[1] * itemsize)
         return k
 
-    def points(self, use: Use, itemsize: int) -> int:
-        """Bytes an operand reaches, each element once."""
-        n = itemsize
-        for size, step in zip(self.dims, use[2], strict=True):
-            if step:
-                n *= size
-        return n
-
     def value(self, slot: int, use: Use, m: Meta, finish: bool) -> Val:
         """An operand's value: what the group wrote, else a load."""
         found = self.values.get((slot, use))
@@ -153,7 +141,6 @@ class Emitter:
             return found
         assert m.tname is not None
         k = self.operand(slot, use, m.tname, m.itemsize)
-        self.read += self.points(use, m.itemsize)
         v = self.b.fload(k, m.tname) if finish else self.b.load(k, m.tname)
         self.values[slot, use] = v
         return v
@@ -203,7 +190,6 @@ class Emitter:
             m = self.metas[slot]
             assert m.tname is not None
             k = self.operand(slot, use, m.tname, m.itemsize)
-            self.written += self.points(use, m.itemsize)
             self.b.store(self.values[slot, use], k)
         kernel = Kernel(
             len(self.outer), tuple(self.operands), tuple(self.scalar_kinds), tuple(self.b.insts)
@@ -217,8 +203,6 @@ class Emitter:
             self.offsets,
             self.scalars,
             self.guards,
-            self.read,
-            self.written,
         )
 
 

@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from adaptive_eager.memory import Buffer, memory
 from adaptive_eager.meta import Meta, meta_of
 from adaptive_eager.record import TAPE, device_mismatch, upload
+from adaptive_eager.simulate import SIMULATOR
+from adaptive_eager.source import user_site
 from adaptive_eager.stats import COUNTERS
 from adaptive_eager.tensor import NeuronTensor, wrap
 from adaptive_eager.views import reshape
@@ -69,10 +71,15 @@ def immediate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     TAPE.synchronize(cause)
     host_args, host_kwargs = tree_map(to_host, args), tree_map(to_host, kwargs)
     result = seeded(func, host_args, host_kwargs, None)
+    down = sum(a._meta.numel * a._meta.itemsize for a in hosts.values())
     if cause != "value-read":
         COUNTERS.fallback(name)
+        fresh = [r for r in tree_leaves(result) if isinstance(r, torch.Tensor) and id(r) not in hosts]
+        up = 0 if stays else sum(r.numel() * r.element_size() for r in fresh)
+        SIMULATOR.copied("fallback", name, user_site, TAPE.limits.spec, up, down)
     else:
-        COUNTERS.downloaded(sum(a._meta.itemsize for a in hosts.values()))
+        COUNTERS.downloaded(down)
+        SIMULATOR.copied("download", name, user_site, TAPE.limits.spec, 0, down)
 
     def from_host(r: Any) -> Any:
         if not isinstance(r, torch.Tensor):

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from adaptive_eager.device_sim.hbm import HBM, Block, OutOfHBM
-from adaptive_eager.device_sim.spec import TRN2, ChipSpec
+from adaptive_eager.device_sim.spec import SPECS, TRN2, ChipSpec, named
 from adaptive_eager.meta import Meta
 
 
@@ -47,8 +47,15 @@ class DeviceMemory:
 
     def __init__(self, spec: ChipSpec) -> None:
         self.spec = spec
-        self.hbm = HBM(spec.hbm_bytes)
+        most = max([spec.hbm_bytes, *[s.hbm_bytes for s in SPECS.values()]])
+        self.hbm = HBM(most)
         self._end = self.hbm.base + self.hbm.capacity
+        self.use(spec)
+
+    def use(self, spec: ChipSpec) -> None:
+        """Be a chip with so much HBM. What is held stays, also where it is more than that."""
+        self.spec = spec
+        self.hbm.limit = spec.hbm_bytes
 
     def stats(self) -> dict[str, int]:
         """Allocator counters under PyTorch's names."""
@@ -111,11 +118,24 @@ def memory() -> DeviceMemory:
     if _MEMORY is None:
         with _LOCK:
             if _MEMORY is None:
-                _MEMORY = DeviceMemory(_spec_from_environment())
+                _MEMORY = DeviceMemory(default_spec())
     return _MEMORY
 
 
-def _spec_from_environment() -> ChipSpec:
-    """TRN2, or TRN2 with `ADAPTIVE_EAGER_HBM_BYTES` of HBM."""
-    text = os.environ.get("ADAPTIVE_EAGER_HBM_BYTES")
-    return TRN2.replace(hbm_bytes=int(text)) if text else TRN2
+def default_spec() -> ChipSpec:
+    """The chip of programs that name none: TRN2, or what `ADAPTIVE_EAGER_SPEC` says, a name or a
+    `.toml` file; with `ADAPTIVE_EAGER_HBM_BYTES` of HBM.
+
+    Raises:
+        ValueError, TypeError, OSError: for a variable that can't be used, naming it.
+    """
+    name = os.environ.get("ADAPTIVE_EAGER_SPEC")
+    nbytes = os.environ.get("ADAPTIVE_EAGER_HBM_BYTES")
+    try:
+        spec = named(name) if name else TRN2
+    except (ValueError, TypeError, OSError) as e:
+        raise type(e)(f"ADAPTIVE_EAGER_SPEC={name}: {e}") from None
+    try:
+        return spec.replace(hbm_bytes=int(nbytes)) if nbytes else spec
+    except ValueError as e:
+        raise ValueError(f"ADAPTIVE_EAGER_HBM_BYTES={nbytes}: {e}") from None

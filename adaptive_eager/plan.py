@@ -400,6 +400,13 @@ def needed(nodes: list[Node], live: set[int]) -> list[Node]:
     return keep
 
 
+def halves(g: Group) -> list[Group]:
+    """The group's nodes in two parts, each grouped anew: what becomes of a group that is too large."""
+    nodes = [i.node for i in g.items]
+    middle = len(nodes) // 2
+    return grouped(nodes[:middle]) + grouped(nodes[middle:])
+
+
 def stored_slots(groups: list[Group], live: set[int]) -> set[int]:
     """Slots that need HBM: those that outlive the segment, and those that several groups touch."""
     seen: dict[int, int] = {}

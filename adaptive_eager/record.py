@@ -18,9 +18,10 @@ from typing import Any, NoReturn
 import torch
 
 from adaptive_eager import lower
-from adaptive_eager.memory import Buffer, memory
+from adaptive_eager.memory import Buffer, default_spec, memory
 from adaptive_eager.meta import Meta, meta, row_major
 from adaptive_eager.runtime import Runtime
+from adaptive_eager.simulate import SIMULATOR
 from adaptive_eager.source import user_site
 from adaptive_eager.stats import COUNTERS
 from adaptive_eager.tape import Limits, Node, Recipe, Segment, span_bytes
@@ -35,14 +36,16 @@ class Tape:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.limits = Limits()
+        self.limits = Limits(spec=default_spec())
         self.roots: dict[Limits, Node] = {}
         self.recipes: dict[Any, Recipe] = {}
         self.nodes = 0
         self.anchor: Any = None
         self.runtime = Runtime()
         self.listeners: list[Any] = []
-        self.seg = Segment(self._root())
+        self.root = Node()
+        self.roots[self.limits] = self.root
+        self.seg = self._segment()
         if hasattr(
             os, "register_at_fork"
         ):  # after the runtime's: its lock is taken inside this one
@@ -52,8 +55,8 @@ class Tape:
                 after_in_child=self.lock.release,
             )
 
-    def _root(self) -> Node:
-        return self.roots.setdefault(self.limits, Node())
+    def _segment(self) -> Segment:
+        return Segment(self.root, self.limits.spec)
 
     # -- cuts ---------------------------------------------------------------------------------
 
@@ -63,10 +66,10 @@ class Tape:
             seg = self.seg
             if seg.node.parent is None:
                 if seg.ext:
-                    self.seg = Segment(self._root())
+                    self.seg = self._segment()
                 return
             seg.close(cause, user_site())
-            self.seg = Segment(self._root())
+            self.seg = self._segment()
             COUNTERS.cut(cause, seg.node.depth)
             for listen in self.listeners:
                 listen(seg)
@@ -91,8 +94,11 @@ class Tape:
         with self.lock:
             if limits != self.limits:
                 self.cut("mode")
+                self.runtime.drain()  # what is queued runs in the memory it was recorded for
                 self.limits = limits
-                self.seg = Segment(self._root())
+                self.root = self.roots.setdefault(limits, Node())
+                self.seg = self._segment()
+                memory().use(limits.spec)
 
     def after_full(self, seg: Segment, node: Node) -> None:
         """A node past a limit: cut where the rules say so (Note [Cuts by content]). Lock held."""
@@ -234,7 +240,8 @@ class Tape:
         self.roots.clear()
         self.recipes.clear()
         self.nodes = 0
-        self.seg = Segment(self._root())
+        self.root = self.roots[self.limits] = Node()
+        self.seg = self._segment()
 
 
 def empty(shape: Any, dtype: torch.dtype, stride: Any = None) -> NeuronTensor:
@@ -256,7 +263,9 @@ def write_now(buffer: Buffer, m: Meta, source: torch.Tensor) -> None:
     if buffer.block is None:
         allocate_now(buffer)
     memory().host(buffer, m).copy_(source)
-    COUNTERS.uploaded(m.numel * m.itemsize)
+    nbytes = m.numel * m.itemsize
+    COUNTERS.uploaded(nbytes)
+    SIMULATOR.copied("upload", "aten.copy_", user_site, TAPE.limits.spec, nbytes, 0)
 
 
 def allocate_now(buffer: Buffer) -> None:
@@ -276,7 +285,9 @@ def download(t: NeuronTensor, cause: str = "value-read") -> torch.Tensor:
     if m.numel == 0:
         return torch.empty_strided(m.shape, m.stride, dtype=m.dtype, device="cpu")
     TAPE.value(buffer, cause)
-    COUNTERS.downloaded(m.numel * m.itemsize)
+    nbytes = m.numel * m.itemsize
+    COUNTERS.downloaded(nbytes)
+    SIMULATOR.copied("download", "aten.copy_", user_site, TAPE.limits.spec, 0, nbytes)
     return (
         torch.empty_strided(m.shape, m.stride, dtype=m.dtype, device="cpu").copy_(
             memory().host(buffer, m)

@@ -18,6 +18,7 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
+from adaptive_eager.simulate import SIMULATOR
 from adaptive_eager.stats import COUNTERS
 
 try:  # the C module: signal.signal spends microseconds on enums
@@ -173,4 +174,5 @@ def run_segment(
     COUNTERS.launches += plan.launches
     COUNTERS.hbm_read += plan.read
     COUNTERS.hbm_written += plan.written
+    SIMULATOR.happened(plan.happening)
     return True

@@ -10,8 +10,10 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 
 from adaptive_eager import factories as _factories  # noqa: F401 - op tables
+from adaptive_eager.device_sim.spec import ChipSpec, named
 from adaptive_eager.record import TAPE
 from adaptive_eager.segment import SegmentText, describe
+from adaptive_eager.simulate import SIMULATOR, Record, Simulated, Span
 from adaptive_eager.stats import COUNTERS, Stats, difference
 from adaptive_eager.tape import Limits, Segment
 
@@ -57,15 +59,16 @@ FACTORIES = _factory_functions()
 class Session:
     """What a `neuron_eager` scope did. Readable inside the scope and after it."""
 
-    def __init__(self, mode: str) -> None:
-        self.mode = mode
+    def __init__(self, mode: str, spec: ChipSpec) -> None:
+        self.mode, self.spec = mode, spec
+        self._record = Record()
         self._start = COUNTERS.snapshot()
         self._end: Any = None
         self._segments: collections.deque[tuple[int, Segment]] = collections.deque(maxlen=MAX_KEPT)
         self._count = 0
 
     def _listen(self, seg: Segment) -> None:
-        light = Segment(seg.root)
+        light = Segment(seg.root, seg.spec)
         light.node, light.cause, light.where = seg.node, seg.cause, seg.where
         light.live, light.live_ext, light.scalars = seg.live, seg.live_ext, seg.scalars
         self._segments.append((self._count, light))
@@ -103,9 +106,40 @@ class Session:
         """Ops that ran on the CPU, by name, with counts."""
         return dict((self._end or COUNTERS.snapshot())[2] - self._start[2])
 
+    @property
+    def simulated(self) -> Simulated:
+        """Time, traffic and memory that the scope takes on its chip so far. Prints as a table.
+
+        What is recorded and not yet cut is not in it: nothing is flushed for a report.
+        """
+        return self.retime(self.spec)
+
+    def retime(self, spec: ChipSpec | str) -> Simulated:
+        """The same on another chip, without running anything: groups are split and tiled anew for its
+        SBUF, and everything is timed by its numbers.
+
+        Raises:
+            ValueError, TypeError, OSError: for a name or file that gives no chip.
+        """
+        return self._record.on(spec_of(spec))
+
+    def timeline(self, spec: ChipSpec | str | None = None) -> list[Span]:
+        """Launches and copies in order, each with its ops, source lines, instructions and transfers.
+        Of a very long scope the newest million segments."""
+        return list(self._record.spans(self.spec if spec is None else spec_of(spec)))
+
     def __repr__(self) -> str:
         s = self.stats
         return f"<neuron session, {self.mode}: {s.ops} ops in {s.segments} segments, {s.launches} launches, {s.fallbacks} fallbacks>"
+
+
+def spec_of(spec: ChipSpec | str) -> ChipSpec:
+    """A chip by itself, by name, or from a file."""
+    if isinstance(spec, ChipSpec):
+        return spec
+    if isinstance(spec, str):
+        return named(spec)
+    raise TypeError(f"a chip is a ChipSpec, a name or a .toml file, got {spec!r}")
 
 
 class neuron_eager:  # noqa: N801 - used like a function
@@ -117,12 +151,15 @@ class neuron_eager:  # noqa: N801 - used like a function
         default_device: inside, factories without a device make neuron tensors.
         byte_budget: bytes of pending results, and of inputs they keep alive, at which a segment ends.
         max_ops: ops after which a segment ends at the next repetition of itself.
+        spec: the simulated chip, a `ChipSpec`, the name of a known one ("TRN3") or a `.toml` file; by default the one
+            outside the scope. Its SBUF decides what is fused, its HBM what fits; bits never depend on it.
+        simulate: keep the record that `Session.simulated`, `retime` and `timeline` answer from.
 
     Scopes nest, the inner one's settings hold inside it. The device's tape is shared by all threads. On exit, also by an
     exception, nothing is pending and the outer settings are back.
 
     Raises:
-        ValueError: for an unknown mode or a limit below 1.
+        ValueError: for an unknown mode, a limit below 1, or an unknown chip.
     """
 
     def __init__(
@@ -132,6 +169,8 @@ class neuron_eager:  # noqa: N801 - used like a function
         *,
         byte_budget: int | None = None,
         max_ops: int | None = None,
+        spec: ChipSpec | str | None = None,
+        simulate: bool = True,
     ) -> None:
         if mode not in MODES:
             raise ValueError(f"neuron_eager: mode must be one of {', '.join(MODES)}, got {mode!r}")
@@ -142,14 +181,18 @@ class neuron_eager:  # noqa: N801 - used like a function
         self._limits = replace(
             default, mode=mode, bytes=byte_budget or default.bytes, ops=max_ops or default.ops
         )
-        self._default_device = default_device
+        self._default_device, self._simulate = default_device, simulate
+        self._spec = None if spec is None else spec_of(spec)
         self._stack: list[tuple[Limits, Session, DefaultDevice | None]] = []
 
     def __enter__(self) -> Session:
         TAPE.synchronize("session")
         before = TAPE.limits
-        TAPE.set_limits(self._limits)
-        session = Session(self._limits.mode)
+        limits = replace(self._limits, spec=self._spec or before.spec)
+        TAPE.set_limits(limits)
+        session = Session(limits.mode, limits.spec)
+        if self._simulate:
+            SIMULATOR.records.append(session._record)
         TAPE.listeners.append(session._listen)
         device = None
         if self._default_device:
@@ -177,4 +220,6 @@ class neuron_eager:  # noqa: N801 - used like a function
         finally:
             TAPE.set_limits(before)
             TAPE.listeners.remove(session._listen)
+            if self._simulate:
+                SIMULATOR.records.remove(session._record)
             session._end = COUNTERS.snapshot()

@@ -9,14 +9,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adaptive_eager import plan as planning
-from adaptive_eager.emit import GUARD, Emitter, dtype_of_writes
+from adaptive_eager.costs import library_work
+from adaptive_eager.device_sim.spec import ChipSpec
+from adaptive_eager.emit import GUARD, Emitted, Emitter, dtype_of_writes
 from adaptive_eager.fallback import in_arena, resolved, seeded
 from adaptive_eager.kernels import pool
+from adaptive_eager.kernels.cost import work_of
 from adaptive_eager.kernels.launch import compile_kernel
 from adaptive_eager.kernels.launch import stats as kernel_stats
 from adaptive_eager.lower import LIBRARY, SEEDED, fill
 from adaptive_eager.memory import Buffer, memory
+from adaptive_eager.kernels.tiling import tile_plan
 from adaptive_eager.meta import Meta, meta_of
+from adaptive_eager.simulate import Happening, Item
 from adaptive_eager.stats import COUNTERS
 
 if TYPE_CHECKING:
@@ -35,12 +40,14 @@ _share_threads()
 
 @dataclass(slots=True)
 class Plan:
-    """How a segment runs. read, written: bytes of HBM. text: the groups, for reports."""
+    """How a segment runs. read, written: bytes of HBM. happening: the same on the simulated chip.
+    groups, stored: for reports."""
 
     steps: list[Any]
     launches: int
     read: int
     written: int
+    happening: Happening
     groups: list[planning.Group] = field(default_factory=list)
     stored: frozenset[int] = frozenset()
 
@@ -249,52 +256,122 @@ def plan_for(seg: Segment) -> Plan:
     key = (seg.live, seg.live_ext)
     plan = seg.node.plans.get(key)
     if plan is None:
-        plan = seg.node.plans[key] = make_plan(seg.node, seg.live, seg.live_ext)
+        plan = seg.node.plans[key] = make_plan(seg.node, seg.live, seg.live_ext, seg.spec)
     else:
         COUNTERS.kernels_reused += len(plan.steps)
     return plan
 
 
-def make_plan(end: Node, live: tuple[bool, ...], live_ext: tuple[bool, ...]) -> Plan:
-    """Plan the segment that ends at a trie node, for one pattern of surviving buffers."""
+@dataclass(slots=True)
+class Part:
+    """A group and its launch: a library call, or a kernel and what it does on the chip."""
+
+    group: planning.Group
+    emitted: Emitted | None
+    item: Item
+
+
+@dataclass(slots=True)
+class Arrangement:
+    """A segment's launches in order. alive: slots that outlive it. stored: slots that need HBM."""
+
+    parts: list[Part]
+    alive: set[int]
+    stored: set[int]
+
+
+def arrange(
+    end: Node, live: tuple[bool, ...], live_ext: tuple[bool, ...], spec: ChipSpec
+) -> Arrangement:
+    """Plan the segment that ends at a trie node, for one pattern of surviving buffers, on a chip.
+
+    Groups that have no whole tile plan in its SBUF are split until each has one or is a single op.
+    """
     nodes = end.path()
     alive = {s for s, yes in enumerate(live) if yes}
     alive |= {~k for k, yes in zip(end.written, live_ext, strict=True) if yes}
-    keep = [n for n in planning.needed(nodes, alive) if not is_empty(n)]
-    groups = planning.grouped(keep)
-    stored = planning.stored_slots(groups, alive)
+    groups = planning.grouped([n for n in planning.needed(nodes, alive) if not is_empty(n)])
+    while True:
+        stored = planning.stored_slots(groups, alive)
+        parts: list[Part] = []
+        smaller: list[planning.Group] = []
+        for g in groups:
+            if g.library is not None:
+                parts.append(Part(g, None, _library_item(g.library, spec)))
+                smaller.append(g)
+                continue
+            emitted = Emitter(g, stored, dtype_of_writes([i.node for i in g.items])).finish()
+            if not any(i.op == "store" for i in emitted.kernel.insts):
+                smaller.append(g)
+                continue
+            tiles = tile_plan(emitted.kernel, emitted.space, spec)
+            if len(g.items) > 1 and not tiles.fits:
+                smaller += planning.halves(g)
+                continue
+            sites = tuple([(f"aten.{i.node.recipe.name}", i.node.where) for i in g.items])
+            parts.append(Part(g, emitted, Item("kernel", sites, (work_of(tiles),))))
+            smaller.append(g)
+        if len(smaller) == len(groups):
+            return Arrangement(parts, alive, stored)
+        groups = smaller
+
+
+def _library_item(node: Node, spec: ChipSpec) -> Item:
+    """A library call on the chip, or a round trip to the CPU."""
+    r = node.recipe
+    sites = ((f"aten.{r.name}", node.where),)
+    if r.native:
+        return Item("library", sites, library_work(r, spec))
+    down = sum(m.numel * m.itemsize for m in r.ins)
+    up = sum(m.numel * m.itemsize for m in (*r.outs, *[r.ins[k] for k in r.writes]))
+    return Item("fallback", sites, (), up, down)
+
+
+def make_plan(
+    end: Node, live: tuple[bool, ...], live_ext: tuple[bool, ...], spec: ChipSpec
+) -> Plan:
+    """The steps of a segment, kernels compiled."""
+    made = arrange(end, live, live_ext, spec)
     steps: list[Step] = []
-    read = written = launches = 0
-    for g in groups:
+    for part in made.parts:
+        g = part.group
         step: Step
         if g.library is not None:
             node = g.library
             step = LibraryStep(node)
-            r = node.recipe
-            launches += r.native
-            read += sum(m.numel * m.itemsize for m in r.ins)
-            written += sum(m.numel * m.itemsize for m in (*r.outs, *[r.ins[k] for k in r.writes]))
             fresh = set(range(node.first_out, node.nbufs))
             step.ins = list(dict.fromkeys(node.ins))
-            step.outs = sorted({*fresh, *[node.ins[k] for k in r.writes]})
+            step.outs = sorted({*fresh, *[node.ins[k] for k in node.recipe.writes]})
             step.allocs = sorted(fresh) if step.out_of is not None else []
         else:
-            emitted = Emitter(g, stored, dtype_of_writes([i.node for i in g.items])).finish()
-            if not any(i.op == "store" for i in emitted.kernel.insts):
-                continue
+            emitted = part.emitted
+            assert emitted is not None
             step = KernelStep(emitted, [i.node for i in g.items])
-            launches += 1
-            read += emitted.read
-            written += emitted.written
             own = set(g.writes)
-            made = {s for i in g.items for s in range(i.node.first_out, i.node.nbufs)}
+            new = {s for i in g.items for s in range(i.node.first_out, i.node.nbufs)}
             step.ins = [s for s in dict.fromkeys(emitted.slots) if s < GUARD and s not in own]
-            step.ins += [s for s in own if s in stored and s not in made and s not in step.ins]
+            step.ins += [
+                s for s in own if s in made.stored and s not in new and s not in step.ins
+            ]
             step.outs = sorted(own)
-            step.allocs = [s for s in own if s in stored and s in made]
+            step.allocs = [s for s in own if s in made.stored and s in new]
         steps.append(step)
-    _releases(steps, alive)
-    return Plan(steps, launches, read, written, groups, frozenset(stored))
+    _releases(steps, made.alive)
+    happening = Happening(
+        tuple([p.item for p in made.parts]),
+        spec,
+        lambda other: tuple([p.item for p in arrange(end, live, live_ext, other).parts]),
+    )
+    works = [w for p in made.parts for w in p.item.works]
+    return Plan(
+        steps,
+        sum([p.item.kind != "fallback" for p in made.parts]),
+        sum([w.read for w in works]),
+        sum([w.written for w in works]),
+        happening,
+        [p.group for p in made.parts],
+        frozenset(made.stored),
+    )
 
 
 def is_empty(node: Node) -> bool:

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from adaptive_eager.device_sim.spec import TRN2, ChipSpec
 from adaptive_eager.memory import Buffer
 from adaptive_eager.meta import Meta
 
@@ -142,12 +143,14 @@ class Node:
 class Limits:
     """What bounds a segment. Part of a trie's identity, since a node knows at once whether it is full.
 
-    mode: adaptive, eager or blocking. bytes: pending results and the inputs they keep alive. ops: length.
+    mode: adaptive, eager or blocking. bytes: pending results and the inputs they keep alive. ops: length. spec: the
+    chip, whose SBUF decides what is fused.
     """
 
     mode: str = "adaptive"
     bytes: int = 512 << 20
     ops: int = 512
+    spec: ChipSpec = TRN2
 
 
 class Segment:
@@ -166,10 +169,12 @@ class Segment:
         "plan",
         "root",
         "scalars",
+        "spec",
         "where",
     )
 
-    def __init__(self, root: Node) -> None:
+    def __init__(self, root: Node, spec: ChipSpec) -> None:
+        self.spec = spec
         self.root = root
         self.node = root
         self.bufs: list[Buffer] = []

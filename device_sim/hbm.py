@@ -114,12 +114,13 @@ class HBM:
     """An arena of `capacity` bytes and its allocator. Safe in threads; a forked child has a copy.
 
     buffer: the memory mapping. base: its address. capacity: bytes, fewer than asked for where the
-    system refuses them.
+    system refuses them. limit: bytes that segments may take of it; may be set at any time.
     """
 
     def __init__(self, capacity: int) -> None:
         self.buffer = map_memory(capacity)
         self.capacity = len(self.buffer)
+        self.limit = self.capacity
         self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
         self._freed = Freed()
         self._freed.buffer = self.buffer
@@ -222,9 +223,10 @@ class HBM:
             offset = self._new_segment(pool, size)
         if offset is None:
             self._ooms += 1
-            free = [n for _, n in self._holes]
-            largest = max(free, default=0)
-            raise OutOfHBM(asked, sum(free), largest, self._bytes.current, self.capacity)
+            free = max(0, min(self.limit, self.capacity) - self._reserved.current)
+            largest = min(free, max([n for _, n in self._holes], default=0))
+            held, capacity = self._bytes.current, min(self.limit, self.capacity)
+            raise OutOfHBM(asked, free, largest, held, capacity)
         return offset
 
     # -- segments ---------------------------------------------------------------------------
@@ -234,7 +236,10 @@ class HBM:
         usual = SMALL_SEGMENT if size < LARGE else LARGE_SEGMENT if size < OWN_SEGMENT else size
         roomy = (max(size, usual) + SMALL_SEGMENT - 1) & -SMALL_SEGMENT
         last = pool is self._adopted  # from the far end: its pages stay untouched
+        room_left = self.limit - self._reserved.current
         for want in (roomy, size):
+            if want > room_left:
+                continue
             for at in sorted(range(len(self._holes)), reverse=last):
                 start, room = self._holes[at]
                 if room < want:

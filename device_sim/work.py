@@ -144,3 +144,18 @@ def matmul(m: int, n: int, k: int, batch: int, itemsize: int, spec: ChipSpec) ->
     )
     sbuf = min(spec.sbuf_partition_bytes, panel + held * deep * rows * itemsize)
     return Work(max(1, tiles), transfers, body, sbuf=sbuf, psum=4 * columns)
+
+
+def stream(
+    read: int, written: int, elements: int, itemsize: int, spec: ChipSpec, kind: str = "tensor_copy"
+) -> Work:
+    """Bytes in and out, and one instruction of a kind on each element, in tiles of 4 KiB a partition."""
+    free = max(1, min(4096 // itemsize, -(-elements // spec.partitions)))
+    passes = max(1, -(-elements // (spec.partitions * free)))
+    run = free * itemsize
+    used = max(1, min(spec.partitions, -(-elements // free)))
+    transfers = (
+        Transfer(read, run, used, False, passes),
+        Transfer(written, run, used, True, passes),
+    )
+    return Work(passes, transfers, (Instruction(kind, free, itemsize),), sbuf=4 * run)
