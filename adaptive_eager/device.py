@@ -183,6 +183,18 @@ class NeuronModule(types.ModuleType):
         check_device(device)
         _memory().hbm.reset_accumulated_stats()
 
+    @property
+    def memory(self) -> types.ModuleType:
+        """History and snapshots of HBM: `adaptive_eager.snapshots`."""
+        from adaptive_eager import snapshots
+
+        return snapshots
+
+    def memory_snapshot(self) -> list[dict[str, Any]]:
+        """The allocator's segments and their blocks, as `torch.cuda.memory_snapshot` gives them."""
+        segments: list[dict[str, Any]] = self.memory._snapshot()["segments"]
+        return segments
+
     def empty_cache(self) -> None:
         """Return unused segments of HBM to the simulated chip."""
         _memory().hbm.empty_cache()

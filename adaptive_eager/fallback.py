@@ -113,7 +113,7 @@ def adopted(t: torch.Tensor) -> NeuronTensor:
     if m.offset or size > m.span * m.itemsize + 64:
         return upload(t)
     buffer = Buffer(size)
-    memory().adopt(buffer, t)
+    memory().adopt(buffer, t, ("a CPU fallback", user_site()))
     return wrap(buffer, m)
 
 

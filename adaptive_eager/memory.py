@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from adaptive_eager.device_sim.hbm import HBM, Block, OutOfHBM
+from adaptive_eager.device_sim.blocks import Block, OutOfHBM, Site
+from adaptive_eager.device_sim.hbm import HBM
 from adaptive_eager.device_sim.spec import SPECS, TRN2, ChipSpec, named
 from adaptive_eager.meta import Meta
 
@@ -48,7 +49,7 @@ class DeviceMemory:
     def __init__(self, spec: ChipSpec) -> None:
         self.spec = spec
         most = max([spec.hbm_bytes, *[s.hbm_bytes for s in SPECS.values()]])
-        self.hbm = HBM(most)
+        self.hbm = HBM(most, **_debug_options())
         self._end = self.hbm.base + self.hbm.capacity
         self.use(spec)
 
@@ -61,14 +62,14 @@ class DeviceMemory:
         """Allocator counters under PyTorch's names."""
         return self.hbm.stats()
 
-    def allocate(self, buffer: Buffer) -> int:
-        """Give the buffer HBM and return its address.
+    def allocate(self, buffer: Buffer, site: Site | None = None) -> int:
+        """Give the buffer HBM and return its address. site: the op that asks, and its `file:line`.
 
         Raises:
-            torch.OutOfMemoryError: when no free range is large enough.
+            torch.OutOfMemoryError: when no free range is large enough; it names the largest blocks.
         """
         try:
-            block = self.hbm.alloc(buffer.nbytes)
+            block = self.hbm.alloc(buffer.nbytes, site=site)
         except OutOfHBM as e:
             raise torch.OutOfMemoryError(self._oom_text(e)) from None
         buffer.block = block
@@ -76,17 +77,19 @@ class DeviceMemory:
 
     def _oom_text(self, e: OutOfHBM) -> str:
         mib = 1024 * 1024
+        blocks = "".join([f"\n  {b}" for b in e.blocks])
         return (
             f"neuron:0 out of memory. Tried to allocate {e.asked / mib:.2f} MiB. {self.spec.name} has "
             f"{e.capacity / mib:.2f} MiB of HBM: {e.held / mib:.2f} MiB are held by tensors, {e.free / mib:.2f} MiB are free, "
             f"the largest free range is {e.largest / mib:.2f} MiB. Free tensors, or lower the batch size."
+            + (f" The largest held:{blocks}" if blocks else "")
         )
 
-    def adopt(self, buffer: Buffer, t: torch.Tensor) -> None:
+    def adopt(self, buffer: Buffer, t: torch.Tensor, site: Site | None = None) -> None:
         """Let the buffer own the memory of a CPU tensor (Note [Adopted memory])."""
         storage = t.untyped_storage()
         try:
-            block = self.hbm.adopt(buffer.nbytes)
+            block = self.hbm.adopt(buffer.nbytes, site=site)
         except OutOfHBM as e:
             raise torch.OutOfMemoryError(self._oom_text(e)) from None
         block.address = storage.data_ptr()
@@ -120,6 +123,16 @@ def memory() -> DeviceMemory:
             if _MEMORY is None:
                 _MEMORY = DeviceMemory(default_spec())
     return _MEMORY
+
+
+def _debug_options() -> dict[str, Any]:
+    """`ADAPTIVE_EAGER_POISON=1`: memory nobody wrote, or that was freed, reads as NaN.
+    `ADAPTIVE_EAGER_MAX_SPLIT_BYTES`: as `HBM`'s."""
+    split = os.environ.get("ADAPTIVE_EAGER_MAX_SPLIT_BYTES")
+    return {
+        "poison": os.environ.get("ADAPTIVE_EAGER_POISON", "0") not in ("", "0"),
+        "max_split_bytes": int(split) if split else None,
+    }
 
 
 def default_spec() -> ChipSpec:

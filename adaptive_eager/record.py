@@ -87,7 +87,7 @@ class Tape:
         if buffer.block is None:
             if buffer.error is not None:
                 raise buffer.error
-            memory().allocate(buffer)
+            memory().allocate(buffer, ("aten.empty", user_site()))
 
     def set_limits(self, limits: Limits) -> None:
         """Change mode or budget; ends the current segment."""
@@ -270,13 +270,14 @@ def write_now(buffer: Buffer, m: Meta, source: torch.Tensor) -> None:
 
 def allocate_now(buffer: Buffer) -> None:
     """HBM for a buffer, on the calling thread. When HBM is full, pending work may free some: run it and try again."""
+    site = ("aten.copy_", user_site())
     try:
-        memory().allocate(buffer)
+        memory().allocate(buffer, site)
     except torch.OutOfMemoryError:
         TAPE.cut("out-of-memory")
         TAPE.runtime.drain()
         gc.collect()
-        memory().allocate(buffer)
+        memory().allocate(buffer, site)
 
 
 def download(t: NeuronTensor, cause: str = "value-read") -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 
 from adaptive_eager import plan as planning
 from adaptive_eager.costs import library_work
+from adaptive_eager.device_sim.blocks import Site
 from adaptive_eager.device_sim.spec import ChipSpec
 from adaptive_eager.emit import GUARD, Emitted, Emitter, dtype_of_writes
 from adaptive_eager.fallback import in_arena, resolved, seeded
@@ -52,12 +53,18 @@ class Plan:
     stored: frozenset[int] = frozenset()
 
 
-class Step:
-    """Common to all steps: outputs to allocate before, slots to release after, and what an error does."""
+def site_of(node: Node) -> Site:
+    """An op and the line that called it."""
+    return f"aten.{node.recipe.name}", node.where
 
-    __slots__ = ("allocs", "frees", "ins", "node", "outs")
+
+class Step:
+    """Common to all steps: outputs to allocate before (for whom: `sites`), slots to release after, and what an error does."""
+
+    __slots__ = ("allocs", "frees", "ins", "node", "outs", "sites")
 
     allocs: list[int]
+    sites: list[Site]
     frees: list[int]
     ins: list[int]
     outs: list[int]
@@ -70,11 +77,11 @@ class Step:
             if b.block is None:
                 if b.error is not None:
                     raise Inherited(b.error)
-                memory().allocate(b)
-        for s in self.allocs:
+                memory().allocate(b, site_of(self.node))
+        for s, site in zip(self.allocs, self.sites, strict=True):
             b = seg.bufs[s] if s >= 0 else seg.ext[~s]
             if b.block is None:
-                memory().allocate(b)
+                memory().allocate(b, site)
 
     def release(self, seg: Segment) -> None:
         """Give back what nobody reads any more."""
@@ -245,9 +252,9 @@ class LibraryStep(Step):
             and not in_arena(value)
             and buffer.nbytes <= nbytes <= buffer.nbytes + 64
         ):
-            memory().adopt(buffer, value)
+            memory().adopt(buffer, value, site_of(self.node))
             return
-        memory().allocate(buffer)
+        memory().allocate(buffer, site_of(self.node))
         memory().host(buffer, m).copy_(value)
 
 
@@ -308,7 +315,7 @@ def arrange(
             if len(g.items) > 1 and not tiles.fits:
                 smaller += planning.halves(g)
                 continue
-            sites = tuple([(f"aten.{i.node.recipe.name}", i.node.where) for i in g.items])
+            sites = tuple([site_of(i.node) for i in g.items])
             parts.append(Part(g, emitted, Item("kernel", sites, (work_of(tiles),))))
             smaller.append(g)
         if len(smaller) == len(groups):
@@ -319,7 +326,7 @@ def arrange(
 def _library_item(node: Node, spec: ChipSpec) -> Item:
     """A library call on the chip, or a round trip to the CPU."""
     r = node.recipe
-    sites = ((f"aten.{r.name}", node.where),)
+    sites = (site_of(node),)
     if r.native:
         return Item("library", sites, library_work(r, spec))
     down = sum(m.numel * m.itemsize for m in r.ins)
@@ -343,18 +350,20 @@ def make_plan(
             step.ins = list(dict.fromkeys(node.ins))
             step.outs = sorted({*fresh, *[node.ins[k] for k in node.recipe.writes]})
             step.allocs = sorted(fresh) if step.out_of is not None else []
+            step.sites = [site_of(node)] * len(step.allocs)
         else:
             emitted = part.emitted
             assert emitted is not None
             step = KernelStep(emitted, [i.node for i in g.items])
             own = set(g.writes)
-            new = {s for i in g.items for s in range(i.node.first_out, i.node.nbufs)}
+            new = {s: i.node for i in g.items for s in range(i.node.first_out, i.node.nbufs)}
             step.ins = [s for s in dict.fromkeys(emitted.slots) if s < GUARD and s not in own]
             step.ins += [
                 s for s in own if s in made.stored and s not in new and s not in step.ins
             ]
             step.outs = sorted(own)
             step.allocs = [s for s in own if s in made.stored and s in new]
+            step.sites = [site_of(new[s]) for s in step.allocs]
         steps.append(step)
     _releases(steps, made.alive)
     happening = Happening(

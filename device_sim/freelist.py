@@ -13,17 +13,23 @@ from bisect import bisect_left, insort
 from collections.abc import Container, Iterator
 
 
+ROOMY = 20 << 20
+"""Bytes that a request which may not be split off a larger chunk may waste of it."""
+
+
 class FreeList:
     """The free chunks of one pool. Offsets and sizes are bytes.
 
-    chunks: size -> offsets, the one freed last at the end (still warm, so handed out first).
+    kind, stream: whose requests it serves. whole: bytes from which a chunk is not split for a request
+    of less, or None. chunks: size -> offsets, the one freed last at the end (still warm, so handed out first).
     sizes: the keys of `chunks` in order. settled: how many chunks the last merge left; merged_at:
     the allocator's count of frees at that time.
     """
 
-    __slots__ = ("chunks", "merged_at", "settled", "sizes")
+    __slots__ = ("chunks", "kind", "merged_at", "settled", "sizes", "stream", "whole")
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = "small", stream: int = 0, whole: int | None = None) -> None:
+        self.kind, self.stream, self.whole = kind, stream, whole
         self.chunks: dict[int, list[int]] = {}
         self.sizes: list[int] = []
         self.settled = self.merged_at = 0
@@ -42,10 +48,17 @@ class FreeList:
             held.append(offset)
 
     def take(self, size: int) -> int | None:
-        """The front of the smallest chunk of at least `size` bytes; the rest of it stays here."""
+        """The front of the smallest chunk of at least `size` bytes; the rest of it stays here.
+
+        A chunk larger than `whole` serves a smaller request never, and a larger one only if what is
+        left over is less than `ROOMY` (PyTorch's max_split_size, AWS's kMaxSplitSizeBytes).
+        """
         at = bisect_left(self.sizes, size)
         while at < len(self.sizes):
             found = self.sizes[at]
+            if self.whole is not None and found > self.whole and found != size:
+                if size < self.whole or found - size >= ROOMY:
+                    return None
             if held := self.chunks[found]:
                 offset = held.pop()
                 if found > size:

@@ -121,6 +121,7 @@ class Places:
             if room >= size:
                 rest = [(offset + size, room - size)] if room > size else []
                 self._free[k : k + 1] = rest
+                self.high = max(self.high, offset + nbytes)  # the last user may have been shorter
                 return offset
         if self._free and sum(self._free[-1]) == self._top:
             offset = self._free.pop()[0]

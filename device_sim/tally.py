@@ -15,6 +15,17 @@ class Tally:
     def __init__(self) -> None:
         self.current = self.peak = self.freed = self._base = 0
 
+    def copy(self) -> Tally:
+        """Another one with the same counts."""
+        other = Tally()
+        other.current, other.peak, other.freed, other._base = (
+            self.current,
+            self.peak,
+            self.freed,
+            self._base,
+        )
+        return other
+
     def add(self, n: int) -> None:
         """Raise the value. `HBM.alloc` has a copy of this line without the call."""
         self.current = now = self.current + n

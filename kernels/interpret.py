@@ -263,8 +263,9 @@ class _Run:
             if self.store(p, c0, f):
                 mine.append(("put", p.operand))
         self.drop(mine)
-        for key in mine:
-            self.values.pop(key[1], None)
+        for kind, n in mine:
+            if kind != "put":
+                self.values.pop(n, None)
 
     # -- DMA ----------------------------------------------------------------------------------
 

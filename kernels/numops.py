@@ -51,7 +51,8 @@ def narrow(x: Array, dtype: str, memory: str) -> Array:
         r = ((u + (odd + np.uint32(0x7FFF))) >> np.uint32(16)).astype(np.uint16)
         return np.where(np.isnan(f), np.uint16(0x7FC0), r)
     if memory == "f16":
-        return cast(x, dtype, "f32").astype(np.float16)
+        with np.errstate(all="ignore"):
+            return cast(x, dtype, "f32").astype(np.float16)
     out = cast(x, dtype, memory)
     return out.astype(np.uint8) if memory == "bool" else out
 
@@ -62,6 +63,11 @@ def cast(x: Array, a: str, to: str) -> Array:
         return x
     if to == "bool":
         return x != 0
+    with np.errstate(all="ignore"):
+        return _cast(x, a, to)
+
+
+def _cast(x: Array, a: str, to: str) -> Array:
     if a in FLOATS and to not in FLOATS:
         two63 = 9223372036854775808.0
         held = (x >= -two63) & (x < two63)

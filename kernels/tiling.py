@@ -272,8 +272,12 @@ class _Planner:
         section.loads = [x for x in make.values() if x.wide]
         finish = {n for n, level in enumerate(self.at) if level == "finish"}
         sums = self.s.elem_totals
+        early = {n for n in self.s.row[0] if self.k.insts[n].op not in ROW_REDUCE}
+        section.before = [op for op in self.sel.ops if op.out in early]
         section.ops = [
-            op for op in self.sel.ops if op.out not in finish or op.covers[-1] in sums
+            op
+            for op in self.sel.ops
+            if op.out not in early and (op.out not in finish or op.out in sums)
         ]  # a total of columns is summed up while rows run
         section.puts = [self.put(n) for n in self.wide_stores()]
         return [section]
@@ -293,7 +297,7 @@ class _Planner:
                 if n in self.op_of and self.k.insts[n].op not in ROW_REDUCE
             ]
             section.puts = [self.put(n) for n in loop.stores]
-            sinks = [self.op_of[n] for n in (*loop.reduces, *loop.totals)]
+            sinks = [self.op_of[n] for n in (*loop.reduces, *loop.totals) if n in self.op_of]
             wanted = [r for op in sinks for r in op.reads]
             wanted += [p.source for p in section.puts if p.source >= 0]
             loads, ops = self.closure(wanted, done)
