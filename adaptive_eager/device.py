@@ -170,8 +170,9 @@ class NeuronModule(types.ModuleType):
     def mem_get_info(self, device: Device = None) -> tuple[int, int]:
         """(free, total) bytes of HBM."""
         check_device(device)
-        total = _memory().hbm.capacity
-        return total - self.memory_reserved(device), total
+        hbm = _memory().hbm
+        total = min(hbm.limit, hbm.capacity)
+        return max(0, total - self.memory_reserved(device)), total
 
     def reset_peak_memory_stats(self, device: Device = None) -> None:
         """Start the peaks anew."""

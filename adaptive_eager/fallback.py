@@ -74,7 +74,9 @@ def immediate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     down = sum(a._meta.numel * a._meta.itemsize for a in hosts.values())
     if cause != "value-read":
         COUNTERS.fallback(name)
-        fresh = [r for r in tree_leaves(result) if isinstance(r, torch.Tensor) and id(r) not in hosts]
+        fresh = [
+            r for r in tree_leaves(result) if isinstance(r, torch.Tensor) and id(r) not in hosts
+        ]
         up = 0 if stays else sum(r.numel() * r.element_size() for r in fresh)
         SIMULATOR.copied("fallback", name, user_site, TAPE.limits.spec, up, down)
     else:

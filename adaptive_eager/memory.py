@@ -56,7 +56,7 @@ class DeviceMemory:
     def use(self, spec: ChipSpec) -> None:
         """Be a chip with so much HBM. What is held stays, also where it is more than that."""
         self.spec = spec
-        self.hbm.limit = spec.hbm_bytes
+        self.hbm.set_limit(spec.hbm_bytes)
 
     def stats(self) -> dict[str, int]:
         """Allocator counters under PyTorch's names."""

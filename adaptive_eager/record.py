@@ -69,6 +69,7 @@ class Tape:
                     self.seg = self._segment()
                 return
             seg.close(cause, user_site())
+            seg.order = SIMULATOR.next()
             self.seg = self._segment()
             COUNTERS.cut(cause, seg.node.depth)
             for listen in self.listeners:

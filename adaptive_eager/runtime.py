@@ -174,5 +174,5 @@ def run_segment(
     COUNTERS.launches += plan.launches
     COUNTERS.hbm_read += plan.read
     COUNTERS.hbm_written += plan.written
-    SIMULATOR.happened(plan.happening)
+    SIMULATOR.happened(plan.happening, seg.order)
     return True

@@ -1,8 +1,9 @@
 """What the recorded run would take on the simulated chip: its record, its clock, and what-if.
 
 Note [The record]
-A session's record is one small number for each segment that ran and each copy between host and device.
-The number names a *happening*: the items of a plan, or a copy, kept once however often it recurs. So
+A session's record is two numbers for each segment that ran and each copy between host and device. One
+is its place in the program: segments run on several threads, and a timeline must not depend on which
+was first. The other names a *happening*: the items of a plan, or a copy, kept once however often it recurs. So
 recording costs an append, and everything else (times, traffic, instructions, the same on another chip)
 is computed when somebody asks. The log is bounded: its older half is folded into counts.
 
@@ -12,6 +13,7 @@ and the device's are different clocks.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from array import array
 from collections.abc import Callable, Iterator
@@ -142,19 +144,18 @@ class Simulated:
 
     def __str__(self) -> str:
         share = 100 * self.launch_ns / self.ns if self.ns else 0.0
-        rows = [
-            f"{self.spec.name}: {self.ns / 1e3:,.1f} µs in {self.launches} launches "
-            f"({share:.0f}% launch overhead), {self.fallbacks} fallbacks",
-            f"  HBM      {self.hbm_read / 1e6:,.2f} MB read, {self.hbm_written / 1e6:,.2f} MB written",
-            f"  host     {self.uploaded / 1e6:,.2f} MB up, {self.downloaded / 1e6:,.2f} MB down, "
+        room = self.spec.sbuf_partition_bytes / 1024
+        head = f"{self.spec.name}: {self.ns / 1e3:,.1f} µs in {self.launches} launches"
+        lines = {
+            "HBM": f"{self.hbm_read / 1e6:,.2f} MB read, {self.hbm_written / 1e6:,.2f} MB written",
+            "host": f"{self.uploaded / 1e6:,.2f} MB up, {self.downloaded / 1e6:,.2f} MB down, "
             f"{self.copy_ns / 1e3:,.1f} µs",
-            f"  SBUF     {self.sbuf / 1024:,.1f} of {self.spec.sbuf_partition_bytes / 1024:,.0f} KiB "
-            "of a partition, at most",
-            f"  DMA      {self.dma_ns / 1e3:,.1f} µs of a core's rings",
-        ]
-        rows += [
-            f"  {e.capitalize():8} {ns / 1e3:,.1f} µs" for e, ns in self.engine_ns.items() if ns
-        ]
+            "SBUF": f"{self.sbuf / 1024:,.1f} of {room:,.0f} KiB of a partition, at most",
+            "DMA": f"{self.dma_ns / 1e3:,.1f} µs of a core's rings",
+        }
+        lines |= {e.capitalize(): f"{ns / 1e3:,.1f} µs" for e, ns in self.engine_ns.items() if ns}
+        rows = [f"{head} ({share:.0f}% launch overhead), {self.fallbacks} fallbacks"]
+        rows += [f"  {name:8} {text}" for name, text in lines.items()]
         if not self.complete:
             rows.append("  (the run had more different segments than are kept: times are a part)")
         return "\n".join(rows)
@@ -176,11 +177,11 @@ class Record:
         self.happenings: list[Happening] = []
         self.lost = 0
         self._number: dict[int, int] = {}
-        self._log = array("I")
+        self._log, self._order = array("I"), array("Q")
         self._folded: np.ndarray = np.zeros(0, np.int64)
 
-    def add(self, h: Happening) -> None:
-        """A happening happened."""
+    def add(self, h: Happening, order: int) -> None:
+        """A happening happened, at this place in the program."""
         n = self._number.get(id(h))
         if n is None:
             if len(self.happenings) >= MAX_HAPPENINGS:
@@ -189,10 +190,11 @@ class Record:
             n = self._number[id(h)] = len(self.happenings)
             self.happenings.append(h)
         self._log.append(n)
+        self._order.append(order)
         if len(self._log) > MAX_LOG:
-            half = self._log[: MAX_LOG // 2]
-            self._folded = self._sum(half)
-            del self._log[: MAX_LOG // 2]
+            half = MAX_LOG // 2
+            self._folded = self._sum(self._log[:half])
+            del self._log[:half], self._order[:half]
 
     def _sum(self, log: array[int]) -> np.ndarray:
         counts = np.bincount(np.frombuffer(log, np.uint32), minlength=len(self.happenings)) if log else (
@@ -204,7 +206,9 @@ class Record:
     def on(self, spec: ChipSpec) -> Simulated:
         """The run's totals on a chip."""
         out = Simulated(spec, complete=not self.lost)
-        for h, times in zip(self.happenings, self._sum(array("I", self._log)).tolist(), strict=False):
+        for h, times in zip(
+            self.happenings, self._sum(array("I", self._log)).tolist(), strict=False
+        ):
             for item in h.on(spec):
                 out.add(item, times)
         return out
@@ -213,7 +217,8 @@ class Record:
         """The newest entries, in order, from device time 0 on."""
         clock = Clock()
         known: dict[int, tuple[tuple[Item, float], ...]] = {}
-        for n in array("I", self._log):
+        log, order = np.array(self._log), np.array(self._order)
+        for n in log[np.argsort(order[: len(log)], kind="stable")].tolist():
             items = known.get(n)
             if items is None:
                 on = self.happenings[n].on(spec)
@@ -230,13 +235,14 @@ class Simulator:
         self.records: list[Record] = []
         self._copies: dict[tuple[Kind, int, int, Site], Happening] = {}
         self._lock = threading.Lock()
+        self.next = itertools.count().__next__
 
-    def happened(self, h: Happening) -> None:
-        """Advance the clock, and tell the open records."""
+    def happened(self, h: Happening, order: int) -> None:
+        """Advance the clock, and tell the open records. order: from `next`, when it was recorded."""
         with self._lock:
             self.clock.run(h.ns)
             for record in self.records:
-                record.add(h)
+                record.add(h, order)
 
     def copied(
         self, kind: Kind, op: str, where: Callable[[], str], spec: ChipSpec, up: int, down: int
@@ -249,7 +255,7 @@ class Simulator:
             if len(self._copies) >= MAX_HAPPENINGS:
                 self._copies.clear()
             h = self._copies[key] = Happening((Item(kind, (site,), (), up, down),), spec)
-        self.happened(h)
+        self.happened(h, self.next())
 
 
 SIMULATOR = Simulator()

@@ -18,9 +18,9 @@ from adaptive_eager.kernels import pool
 from adaptive_eager.kernels.cost import work_of
 from adaptive_eager.kernels.launch import compile_kernel
 from adaptive_eager.kernels.launch import stats as kernel_stats
+from adaptive_eager.kernels.tiling import tile_plan
 from adaptive_eager.lower import LIBRARY, SEEDED, fill
 from adaptive_eager.memory import Buffer, memory
-from adaptive_eager.kernels.tiling import tile_plan
 from adaptive_eager.meta import Meta, meta_of
 from adaptive_eager.simulate import Happening, Item
 from adaptive_eager.stats import COUNTERS
@@ -358,9 +358,7 @@ def make_plan(
             own = set(g.writes)
             new = {s: i.node for i in g.items for s in range(i.node.first_out, i.node.nbufs)}
             step.ins = [s for s in dict.fromkeys(emitted.slots) if s < GUARD and s not in own]
-            step.ins += [
-                s for s in own if s in made.stored and s not in new and s not in step.ins
-            ]
+            step.ins += [s for s in own if s in made.stored and s not in new and s not in step.ins]
             step.outs = sorted(own)
             step.allocs = [s for s in own if s in made.stored and s in new]
             step.sites = [site_of(new[s]) for s in step.allocs]

@@ -165,6 +165,7 @@ class Segment:
         "live_ext",
         "next_check",
         "node",
+        "order",
         "pc",
         "plan",
         "root",
@@ -183,6 +184,7 @@ class Segment:
         self.next_check = 0
         self.cause = ""
         self.where = ""
+        self.order = 0
         self.live: tuple[bool, ...] = ()
         self.live_ext: tuple[bool, ...] = ()
         self.plan: Plan | None = None

@@ -12,7 +12,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Container, Iterator
 
-
 ROOMY = 20 << 20
 """Bytes that a request which may not be split off a larger chunk may waste of it."""
 
@@ -56,9 +55,9 @@ class FreeList:
         at = bisect_left(self.sizes, size)
         while at < len(self.sizes):
             found = self.sizes[at]
-            if self.whole is not None and found > self.whole and found != size:
-                if size < self.whole or found - size >= ROOMY:
-                    return None
+            kept = self.whole is not None and found > self.whole and found != size
+            if kept and (size < (self.whole or 0) or found - size >= ROOMY):
+                return None
             if held := self.chunks[found]:
                 offset = held.pop()
                 if found > size:

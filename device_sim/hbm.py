@@ -95,7 +95,7 @@ class HBM:
     """An arena of `capacity` bytes and its allocator. Safe in threads; a forked child has a copy.
 
     buffer: the memory mapping. base: its address. capacity: bytes, fewer than asked for where the
-    system refuses them. limit: bytes that segments may take of it; may be set at any time.
+    system refuses them. limit: bytes that segments may take of it (`set_limit`).
 
     poison: fill fresh and freed memory with 0xFF, NaN as any float; for debugging, it touches every
     page. max_split_bytes: bytes from which a free range is not split for smaller requests, at least
@@ -109,7 +109,9 @@ class HBM:
         self, capacity: int, *, poison: bool = False, max_split_bytes: int | None = None
     ) -> None:
         if max_split_bytes is not None and max_split_bytes < LARGE:
-            raise ValueError(f"HBM: max_split_bytes must be at least {LARGE}, got {max_split_bytes}")
+            raise ValueError(
+                f"HBM: max_split_bytes must be at least {LARGE}, got {max_split_bytes}"
+            )
         self.poison, self.max_split_bytes = poison, max_split_bytes
         self.buffer = map_memory(capacity)
         self.capacity = len(self.buffer)
@@ -378,6 +380,13 @@ class HBM:
         self._taken.remove(1)
         self._taken.add((left > 0) + (right > 0))
         forget(self.buffer, offset, size)
+
+    def set_limit(self, nbytes: int) -> None:
+        """Be memory of so many bytes from now on. What is held stays, also where it is more."""
+        with self._settled() as mine:
+            self.limit = nbytes
+            if mine and self._reserved.current > nbytes:
+                self._give_back(split=True)
 
     # -- statistics -------------------------------------------------------------------------
 

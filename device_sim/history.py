@@ -39,6 +39,4 @@ class History:
         self, action: Action, address: int, size: int, site: Site | None = None, stream: int = 0
     ) -> None:
         """An event happens now."""
-        self.events.append(
-            Event(action, address, size, site, stream, time.time_ns() // 1000)
-        )
+        self.events.append(Event(action, address, size, site, stream, time.time_ns() // 1000))

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
 from adaptive_eager.device_sim.spec import ChipSpec
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
 from adaptive_eager.device_sim.onchip import OnChip, Tile, psum, sbuf
 from adaptive_eager.device_sim.spec import ChipSpec
 from adaptive_eager.kernels.ir import FLOATS, ITEMSIZE, ROW_REDUCE, levels, rows_per_task
@@ -82,9 +81,8 @@ class _Accumulator:
         if self.spilled:
             self.run.counts.read += 8 * c.size
             return self.parts[which][c]
-        return self.tiles[which].view(VALUE[self.dtype], self.across)[
-            c // self.across, c % self.across
-        ]
+        view: Array = self.tiles[which].view(VALUE[self.dtype], self.across)
+        return np.asarray(view[c // self.across, c % self.across])
 
     def set(self, which: int, c: Array, v: Array) -> None:
         """Set columns c."""
@@ -125,8 +123,8 @@ class _Run:
         self.counts = Counts()
         self.hbm = [self._memory(o, p) for o, p in enumerate(pointers)]
         self.uniform: dict[int, Array] = {}
-        for n, i in enumerate(self.insts):
-            if self.at[n] == "uniform":
+        for n, level in enumerate(self.at):
+            if level == "uniform":
                 self.uniform[n] = self._uniform(n, scalars)
         self.tiles: dict[Any, Tile] = {}
         self.totals = {n: _Accumulator(self, n) for n in plan.schedule.totals}
@@ -143,8 +141,9 @@ class _Run:
         strides = self.space.strides[o]
         reach = sum((n - 1) * s for n, s in zip(self.space.outer, strides, strict=False) if n)
         count = max(1, reach + max(0, self.space.cols - 1) * strides[-1] + 1)
-        raw = (ctypes.c_char * (count * dtype.itemsize)).from_address(pointer)
-        return np.frombuffer(raw, dtype)
+        raw: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(pointer)
+        out: Array = np.frombuffer(raw, dtype)
+        return out
 
     def _uniform(self, n: int, scalars: Sequence[float]) -> Array:
         i = self.insts[n]
@@ -193,9 +192,7 @@ class _Run:
         self.real = index < first + count
         left = self.space.numel - index * self.space.cols
         self.length = np.clip(left, 0, self.space.cols) * self.real
-        self.index = np.unravel_index(
-            np.minimum(index, self.space.rows - 1), self.space.outer
-        )
+        self.index = np.unravel_index(np.minimum(index, self.space.rows - 1), self.space.outer)
         self.values: dict[int, Array] = {}
         before = set(self.tiles)
         self.parity = self.number % 2
@@ -233,9 +230,7 @@ class _Run:
         self.valid = self.columns[None, None, :] < self.length[..., None]
         mine: list[Any] = []
         stored = {p.source for p in section.puts}
-        for x in section.loads:
-            if self.load(x, c0, f):
-                mine.append(("load", x.value))
+        mine += [("load", x.value) for x in section.loads if self.load(x, c0, f)]
         last: dict[int, int] = {}
         for at, op in enumerate(section.ops):
             for r in op.reads:
@@ -244,8 +239,7 @@ class _Run:
             i = self.insts[op.out]
             wide = self.at[op.out] == "elem"
             if op.out in states:
-                x = self.argument(op)
-                states[op.out] = self._advance(op.out, states[op.out], x, c0)
+                states[op.out] = self._advance(op.out, states[op.out], self.argument(op), c0)
                 continue
             result = self.value(op, c0)
             for r in op.reads:
@@ -259,9 +253,7 @@ class _Run:
             self.keep(op.out, result, double=op.out in stored)
             if wide:
                 mine.append(("value", op.out))
-        for p in section.puts:
-            if self.store(p, c0, f):
-                mine.append(("put", p.operand))
+        mine += [("put", p.operand) for p in section.puts if self.store(p, c0, f)]
         self.drop(mine)
         for kind, n in mine:
             if kind != "put":
@@ -286,14 +278,14 @@ class _Run:
         dtype = self.k.operands[o].dtype
         size = ITEMSIZE[dtype]
         key = ("load", x.value)
-        ordered, slices = sharing(self.space.outer, self.space.strides[o])
+        slices = sharing(self.space.outer, self.space.strides[o])[1]
         if x.how == "resident":
             if key not in self.residents:
                 self._bring(x, slices)
             tile = self.tiles[key]
             columns = self.space.cols if x.wide else 1
-            every = tile.view(MEMORY[dtype], slices * columns)[: self.used]
-            at = self.slice_of(o)[..., None] * columns + (c0 + np.arange(f) if x.wide else 0)
+            every: Array = tile.view(MEMORY[dtype], slices * columns)[: self.used]
+            at = self.slice_of(o)[..., None] * columns + (c0 + np.arange(f)) * x.wide
             got = np.take_along_axis(every, at.reshape(self.used, -1), 1)
             self.values[x.value] = widen(got, dtype).reshape(self.used, self.R, f)
             return False
@@ -467,7 +459,7 @@ class _Run:
             return float("-inf") if i.op == "rmax" else float("inf")
         if i.dtype == "bool":
             return i.op == "rmin"
-        info = np.iinfo(VALUE[i.dtype])
+        info: Any = np.iinfo(np.dtype(VALUE[i.dtype]))
         return info.min if i.op == "rmax" else info.max
 
     def _start(self, op: Op, *, tile: bool = True) -> Any:
@@ -520,7 +512,9 @@ class _Run:
         if not s.totals:
             return
         single: dict[int, Array] = {
-            n: self.totals[n].get(1, np.zeros(1, np.int64)) for n in s.totals if n not in s.elem_totals
+            n: self.totals[n].get(1, np.zeros(1, np.int64))
+            for n in s.totals
+            if n not in s.elem_totals
         }
         keys = [self._finish_one(n, single, np.zeros(1, np.int64)) for n in s.single]
         size = min(max(1, self.F), 512)

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
 from adaptive_eager.kernels import vmath
 from adaptive_eager.kernels.ir import FLOATS, MATH, Inst
 
@@ -29,7 +28,12 @@ VALUE: dict[str, type[np.generic]] = {
     "u8": np.uint8,
     "bool": np.bool_,
 }
-MEMORY: dict[str, type[np.generic]] = {**VALUE, "f16": np.float16, "bf16": np.uint16, "bool": np.uint8}
+MEMORY: dict[str, type[np.generic]] = {
+    **VALUE,
+    "f16": np.float16,
+    "bf16": np.uint16,
+    "bool": np.uint8,
+}
 """numpy types of elements in memory."""
 
 
@@ -39,7 +43,7 @@ def widen(v: Array, memory: str) -> Array:
         return (v.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if memory == "f16":
         return v.astype(np.float32)
-    return v != 0 if memory == "bool" else v
+    return np.not_equal(v, 0) if memory == "bool" else v
 
 
 def narrow(x: Array, dtype: str, memory: str) -> Array:
@@ -62,7 +66,7 @@ def cast(x: Array, a: str, to: str) -> Array:
     if a == to:
         return x
     if to == "bool":
-        return x != 0
+        return np.not_equal(x, 0)
     with np.errstate(all="ignore"):
         return _cast(x, a, to)
 
@@ -95,7 +99,8 @@ def libm(name: str, arity: int) -> Callable[..., Any]:
     """A function of the C library, element by element, in f64."""
     f = getattr(ctypes.CDLL(ctypes.util.find_library("m") or None), name)
     f.restype, f.argtypes = ctypes.c_double, [ctypes.c_double] * arity
-    return np.frompyfunc(f, arity, 1)
+    call: Callable[..., Any] = np.frompyfunc(f, arity, 1)
+    return call
 
 
 class NumOps:
@@ -222,7 +227,7 @@ def _math(op: str, args: Sequence[Array], of: str) -> Array:
         return np.where(far, slow, fast).astype(np.float32)
     if op == "sigmoid":
         one = VALUE[of](1)
-        return one / (one + _libm64("exp", [-x], of))
+        return np.asarray(one / (one + _libm64("exp", [np.negative(x)], of)))
     return _libm64(op, args, of)
 
 

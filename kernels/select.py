@@ -115,7 +115,9 @@ def _traced(p: Pattern, dtype: str) -> list[Inst]:
 _TRACED = {(p.name, t): _traced(p, t) for p in PATTERNS for t in ("f32", "f64")}
 
 
-def _match(insts: tuple[Inst, ...], at: int, want: list[Inst], k: int, found: dict[int, int]) -> bool:
+def _match(
+    insts: tuple[Inst, ...], at: int, want: list[Inst], k: int, found: dict[int, int]
+) -> bool:
     """Whether value `at` computes what pattern value k does. found: IR value of each pattern value."""
     if k in found:
         return found[k] == at
@@ -132,7 +134,9 @@ def _match(insts: tuple[Inst, ...], at: int, want: list[Inst], k: int, found: di
     return True
 
 
-def _patterns(kernel: Kernel, at: list[str], uses: list[int]) -> dict[int, tuple[Pattern, list[int], list[int]]]:
+def _patterns(
+    kernel: Kernel, at: list[str], uses: list[int]
+) -> dict[int, tuple[Pattern, list[int], list[int]]]:
     """Pattern, covered values and holes, by the value that the pattern ends in."""
     insts = kernel.insts
     taken: set[int] = set()
@@ -280,7 +284,9 @@ class _Selector:
             return ("select",)
         if i.op == "div":
             by = i.args[1]
-            quick = self.at[by] in ("uniform", self.at[n]) and wide == 1 and self.at[by] == "uniform"
+            quick = (
+                self.at[by] in ("uniform", self.at[n]) and wide == 1 and self.at[by] == "uniform"
+            )
             if quick or self.at[by] != self.at[n]:
                 return ("tensor_scalar",)
             return ("activation", "tensor_tensor")

@@ -15,10 +15,10 @@ import time
 from contextlib import contextmanager
 
 import torch
-from adaptive_eager import neuron_eager
-from adaptive_eager.simulate import SIMULATOR
-from adaptive_eager import steps as planning
 
+from adaptive_eager import neuron_eager
+from adaptive_eager import steps as planning
+from adaptive_eager.simulate import SIMULATOR
 from examples.train_gpt import GPT, Batches, Config, corpus, loss_of
 
 BLOCK = 5
@@ -29,7 +29,7 @@ def scope(simulated):
     """A session with the simulator on or off."""
     kept = SIMULATOR.happened
     if not simulated:
-        SIMULATOR.happened = lambda h: None
+        SIMULATOR.happened = lambda h, order: None
     try:
         with neuron_eager(default_device=False, simulate=simulated) as session:
             yield session
@@ -89,7 +89,9 @@ def main(steps: int = 100) -> None:
     print(f"step, simulator on    {on:8.2f} ms")
     print(f"step, simulator off   {off:8.2f} ms")
     print(f"simulator             {100 * (on - off) / off:+8.2f} %")
-    print(f"first step            {1e3 * first:8.0f} ms, of which tile plans {1e3 * tiling[0]:.0f} ms")
+    print(
+        f"first step            {1e3 * first:8.0f} ms, of which tile plans {1e3 * tiling[0]:.0f} ms"
+    )
     print(f"simulated, {BLOCK} steps\n{table}")
 
 

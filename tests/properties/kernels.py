@@ -7,6 +7,7 @@ shared by rows or columns) and values with specials among them.
 from __future__ import annotations
 
 import ctypes
+
 import numpy as np
 from adaptive_eager.kernels import ir
 from adaptive_eager.kernels.build import (
@@ -243,7 +244,9 @@ def memory(draw, kernel, d):
         sizes = (-(-numel // cols),)
     else:
         cols = draw(st.sampled_from(COLS))
-        sizes = tuple(draw(st.lists(st.integers(1, 6), min_size=kernel.outer, max_size=kernel.outer)))
+        sizes = tuple(
+            draw(st.lists(st.integers(1, 6), min_size=kernel.outer, max_size=kernel.outer))
+        )
         sizes = (sizes[0] * draw(st.sampled_from([1, 1, 30, 150])), *sizes[1:])
         if cols > 300:
             few = 150 if cols < 1000 else 2

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from adaptive_eager.device_sim.spec import TRN2
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +12,15 @@ from adaptive_eager import neuron_eager
 
 from .programs import SHAPES, programs, run
 
-MODES = (dict(mode="blocking"), dict(mode="eager"), dict(), dict(byte_budget=1), dict(max_ops=3))
+TINY = TRN2.replace(name="tiny", sbuf_bytes=128 * 4096)
+MODES = (
+    dict(mode="blocking"),
+    dict(mode="eager"),
+    dict(),
+    dict(byte_budget=1),
+    dict(max_ops=3),
+    dict(spec=TINY),
+)
 
 
 def inputs(shape, seed):
@@ -40,7 +49,8 @@ def same_bits(x, y):
 
 @given(programs(), st.sampled_from(SHAPES), st.integers(0, 5))
 def test_modes_agree_bit_for_bit(source, shape, seed):
-    """blocking, eager, adaptive, adaptive again (warm), byte budget 1 and segments of three ops give identical bits."""
+    """blocking, eager, adaptive, adaptive again (warm), byte budget 1, segments of three ops and
+    a chip with little SBUF give identical bits."""
     a, b = inputs(shape, seed)
     if on_cpu(source, a, b) is RuntimeError:
         return

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from adaptive_eager import neuron_eager
 from adaptive_eager.device_sim.spec import TRN2, TRN3
 from adaptive_eager.device_sim.work import cost
 from adaptive_eager.kernels import launch
@@ -15,6 +14,8 @@ from adaptive_eager.kernels.numops import MEMORY
 from adaptive_eager.kernels.tiling import tile_plan
 from hypothesis import given
 from hypothesis import strategies as st
+
+from adaptive_eager import neuron_eager
 
 from .kernels import Case, bytes_at, cases, same, values
 from .programs import SHAPES, programs, run
@@ -86,7 +87,10 @@ def audited(monkeypatch):
         for o, s in zip(k.operands, space.strides, strict=True):
             reach = sum((n - 1) * x for n, x in zip(space.outer, s, strict=False))
             sizes.append((reach + (space.cols - 1) * s[-1] + 1) * ITEMSIZE[o.dtype])
-        before = [np.frombuffer(bytes_at(p, n), np.uint8).copy() for p, n in zip(pointers, sizes, strict=True)]
+        before = [
+            np.frombuffer(bytes_at(p, n), np.uint8).copy()
+            for p, n in zip(pointers, sizes, strict=True)
+        ]
         original(self, pointers, scalars, threads)
         plan = tile_plan(k, space, TRN2)
         counts = interpret(plan, [b.ctypes.data for b in before], scalars, TRN2)

@@ -27,7 +27,9 @@ def test_a_sequence_takes_as_long_as_its_busiest_engine_or_its_chains(sequence):
     """No engine works longer than the whole takes, and the whole no longer than one after another."""
     ns, busy = span(sequence, TRN2)
     assert max(busy.values()) <= ns
-    alone = sum(span([Instruction(i.kind, i.n, i.itemsize, (), i.times)], TRN2)[0] for i in sequence)
+    alone = sum(
+        span([Instruction(i.kind, i.n, i.itemsize, (), i.times)], TRN2)[0] for i in sequence
+    )
     waits = TRN2.dependent_cycles / TRN2.vector_ghz * len(sequence)
     assert ns <= alone + waits + 1e-6
 
@@ -77,6 +79,7 @@ def test_logical_cores_share_the_tiles():
 
 def test_short_runs_cost_bandwidth():
     """Runs of 4 KiB saturate, 256 bytes reach half, 4 bytes next to nothing; few partitions use few engines."""
+
     def rate(run, partitions=128):
         return (1 << 20) / Transfer(1 << 20, run, partitions, False, 1).ns(TRN2)
 
