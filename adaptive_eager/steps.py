@@ -15,10 +15,9 @@ from adaptive_eager.device_sim.spec import ChipSpec
 from adaptive_eager.emit import GUARD, Emitted, Emitter, dtype_of_writes
 from adaptive_eager.fallback import in_arena, resolved, seeded
 from adaptive_eager.kernels import pool
-from adaptive_eager.kernels.cost import work_of
+from adaptive_eager.kernels.cost import planned
 from adaptive_eager.kernels.launch import compile_kernel
 from adaptive_eager.kernels.launch import stats as kernel_stats
-from adaptive_eager.kernels.tiling import tile_plan
 from adaptive_eager.lower import LIBRARY, SEEDED, fill
 from adaptive_eager.memory import Buffer, memory
 from adaptive_eager.meta import Meta, meta_of
@@ -311,12 +310,12 @@ def arrange(
             if not any(i.op == "store" for i in emitted.kernel.insts):
                 smaller.append(g)
                 continue
-            tiles = tile_plan(emitted.kernel, emitted.space, spec)
-            if len(g.items) > 1 and not tiles.fits:
+            fits, work = planned(emitted.kernel, emitted.space, spec)
+            if len(g.items) > 1 and not fits:
                 smaller += planning.halves(g)
                 continue
             sites = tuple([site_of(i.node) for i in g.items])
-            parts.append(Part(g, emitted, Item("kernel", sites, (work_of(tiles),))))
+            parts.append(Part(g, emitted, Item("kernel", sites, (work,))))
             smaller.append(g)
         if len(smaller) == len(groups):
             return Arrangement(parts, alive, stored)

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from adaptive_eager.device_sim.engines import Instruction
+from adaptive_eager.device_sim.spec import ChipSpec
 from adaptive_eager.device_sim.work import Transfer, Work
-from adaptive_eager.kernels.ir import ITEMSIZE, ROW_REDUCE, levels
+from adaptive_eager.kernels.ir import ITEMSIZE, ROW_REDUCE, Kernel, Space, levels
 from adaptive_eager.kernels.select import Op
-from adaptive_eager.kernels.tiling import Load, Put, TilePlan, sharing
+from adaptive_eager.kernels.tiling import Load, Put, TilePlan, sharing, tile_plan
 
 MOVING = 512
 """Columns that one matrix instruction takes."""
+
+
+@lru_cache(maxsize=8192)
+def planned(kernel: Kernel, space: Space, spec: ChipSpec) -> tuple[bool, Work]:
+    """(whether a group of ops may be this one kernel, its launch) on a chip: `TilePlan.fits`, `work_of`.
+
+    Raises:
+        ValueError: as `tile_plan`.
+    """
+    plan = tile_plan(kernel, space, spec)
+    return plan.fits, work_of(plan)
 
 
 def work_of(plan: TilePlan) -> Work:

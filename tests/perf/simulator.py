@@ -66,8 +66,7 @@ def main(steps: int = 100) -> None:
 
         return call
 
-    planning.tile_plan, planning.work_of = timed(planning.tile_plan), timed(planning.work_of)
-    planning.Happening = timed(planning.Happening)
+    planning.planned, planning.Happening = timed(planning.planned), timed(planning.Happening)
     begin = time.perf_counter()
     with scope(True):
         step()
