@@ -201,7 +201,8 @@ class _Drawer:
             self.finish.append((total(x), False))
 
     def store(self, v: Val, level: str, outer: int, wide: bool = True) -> None:
-        dtype = self.pick(*ir.MEMORY_DTYPES, "f32", "f32", "bf16")
+        own = (v.dtype,) * 8  # every bit of a value shows only in its own type
+        dtype = self.pick(*ir.MEMORY_DTYPES, "bf16", *own)
         if level == "finish":
             inner, shares = ("unit" if wide else "zero"), (True,) * outer
         elif level == "row" and not self.flat and self.pick(True, False):
