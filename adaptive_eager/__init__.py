@@ -12,6 +12,7 @@ print(session.stats)
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import torch as _torch  # noqa: F401 - first of all: torch loads this package's entry point while it is imported itself
@@ -19,24 +20,39 @@ import torch as _torch  # noqa: F401 - first of all: torch loads this package's 
 from adaptive_eager.autoload import autoload as _autoload
 
 if TYPE_CHECKING:
+    from adaptive_eager.device_sim.spec import TRN2, TRN3, ChipSpec
     from adaptive_eager.session import Session, neuron_eager
+    from adaptive_eager.simulate import Simulated
     from adaptive_eager.stats import Stats
 
 __version__ = "0.1.0"
-__all__ = ["Session", "Stats", "__version__", "neuron_eager"]
+__all__ = [
+    "TRN2",
+    "TRN3",
+    "ChipSpec",
+    "Session",
+    "Simulated",
+    "Stats",
+    "__version__",
+    "neuron_eager",
+]
 
+_HOMES = {
+    "neuron_eager": "session",
+    "Session": "session",
+    "Simulated": "simulate",
+    "Stats": "stats",
+    "ChipSpec": "device_sim.spec",
+    "TRN2": "device_sim.spec",
+    "TRN3": "device_sim.spec",
+}
 
 _autoload()
 
 
 def __getattr__(name: str) -> Any:
     """The public names, imported when first used: `import torch` loads this package for its autoload entry."""
-    if name in ("neuron_eager", "Session"):
-        from adaptive_eager import session
-
-        return getattr(session, name)
-    if name == "Stats":
-        from adaptive_eager.stats import Stats
-
-        return Stats
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"adaptive_eager.{home}"), name)

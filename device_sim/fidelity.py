@@ -20,14 +20,15 @@ WITHIN = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measurement. predict: the model's figure in µs. published: µs. note: why it is off, or that
-    it set a constant."""
+    """One measurement. predict: the model's figure in the unit. note: why it is off, or that it set a
+    constant."""
 
     what: str
     source: str
     predict: Callable[[ChipSpec], float]
     published: float
     note: str = ""
+    unit: str = "µs"
 
 
 def elementwise(
@@ -96,7 +97,7 @@ def _gradient_adds(spec: ChipSpec) -> float:
 
 
 def _stream(spec: ChipSpec) -> float:
-    """µs to add 1 GiB, launch apart, as bytes per µs."""
+    """TB/s that adding two GiB reaches, launch apart."""
     work = add(1 << 28, FP32)
     return (work.read + work.written) / (_us(work, spec) - spec.launch_ns / 1e3) / 1e6
 
@@ -135,14 +136,14 @@ ROWS: tuple[Row, ...] = (
     Row("GEMM 1024x4096x4096 bf16, eager", XPU, lambda s: _us(_gemm(s), s), 283.0),
     Row("GEMM 1024x4096x4096 bf16, compiled", XPU, _compiled(_gemm), 290.0),
     Row("147 gradient adds, float32, eager", LOG, _gradient_adds, 32_000.0),
-    Row("HBM stream of a logical core, TB/s", LOG, _stream, 0.58),
+    Row("HBM stream of a logical core", LOG, _stream, 0.58, unit="TB/s"),
     Row("32 KiB by one DMA engine", "nki-dma-overview", _one_transfer, 1.416),
     Row("chained 1-element Scalar instructions", "nki_perf_guide, trn1", _chained, 0.189),
 )
 
 
 def table(spec: ChipSpec = TRN2) -> list[tuple[Row, float, float]]:
-    """(row, predicted µs, predicted / published) for each measurement."""
+    """(row, predicted, predicted / published) for each measurement."""
     out = []
     for row in ROWS:
         predicted = row.predict(spec)
@@ -151,13 +152,17 @@ def table(spec: ChipSpec = TRN2) -> list[tuple[Row, float, float]]:
 
 
 def main() -> None:
-    """Print the table."""
-    print(f"{'measurement':44} {'predicted µs':>13} {'published µs':>13} {'ratio':>6}  source")
+    """Print the table, and below it what rows have to say."""
+    notes = list(dict.fromkeys(row.note for row in ROWS if row.note))
+    print(f"{'measurement':44} {'predicted':>10} {'published':>10} {'unit':4} {'ratio':>6}  source")
     for row, predicted, ratio in table():
+        mark = f" [{notes.index(row.note) + 1}]" if row.note else ""
         print(
-            f"{row.what:44} {predicted:13.4g} {row.published:13.4g} {ratio:6.2f}  {row.source}"
-            + (f"; {row.note}" if row.note else "")
+            f"{row.what:44} {predicted:10.4g} {row.published:10.4g} {row.unit:4} {ratio:6.2f}  "
+            f"{row.source}{mark}"
         )
+    for k, note in enumerate(notes, 1):
+        print(f"[{k}] {note}")
 
 
 if __name__ == "__main__":

@@ -96,3 +96,17 @@ def test_the_tour_runs():
         kernel_name="python3",
         resources={"metadata": {"path": str(EXAMPLES)}},
     ).execute()
+
+
+def test_what_if_prints_other_chips():
+    """The what-if example runs, fused and op by op give one result, and a chip with less SBUF has more launches."""
+    import re
+    import subprocess
+
+    out = subprocess.run(
+        [sys.executable, str(EXAMPLES / "what_if.py")], capture_output=True, text=True, check=True
+    ).stdout
+    eager, adaptive = re.findall(r"mean (\S+)", out)
+    assert eager == adaptive
+    launches = dict(re.findall(r"^  (\S.*?) +[\d,]+ µs +(\d+) launches", out, re.MULTILINE))
+    assert int(launches["TRN2, half the SBUF"]) > int(launches["TRN2"])
