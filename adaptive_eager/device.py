@@ -5,6 +5,7 @@ Imported inside `import torch`, so nothing here imports numba or the recorder at
 
 from __future__ import annotations
 
+import functools
 import itertools
 import types
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import torch
 
 if TYPE_CHECKING:
     from adaptive_eager.memory import DeviceMemory
+    from adaptive_eager.record import Tape
 
 Device = torch.device | str | int | None
 
@@ -45,6 +47,13 @@ def _memory() -> DeviceMemory:
     from adaptive_eager.memory import memory
 
     return memory()
+
+
+@functools.cache
+def _tape() -> Tape:
+    from adaptive_eager.record import TAPE
+
+    return TAPE
 
 
 def check_device(device: Device) -> int:
@@ -115,10 +124,9 @@ class NeuronModule(types.ModuleType):
 
     def synchronize(self, device: Device = None) -> None:
         """Run all recorded work and wait for it; raises the earliest pending error."""
-        check_device(device)
-        from adaptive_eager.record import TAPE
-
-        TAPE.synchronize("synchronize")
+        if device is not None:
+            check_device(device)
+        _tape().synchronize("synchronize")
 
     # -- random numbers -----------------------------------------------------------------------
 

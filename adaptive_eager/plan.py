@@ -400,6 +400,12 @@ def needed(nodes: list[Node], live: set[int]) -> list[Node]:
     return keep
 
 
+def movable(g: Group, over: list[Group]) -> bool:
+    """Whether a group may run before all these, which now run before it."""
+    reads, writes = set(g.reads), set(g.writes)
+    return not any(reads & o.writes.keys() or writes & o.touches() for o in over)
+
+
 def halves(g: Group) -> list[Group]:
     """The group's nodes in two parts, each grouped anew: what becomes of a group that is too large."""
     nodes = [i.node for i in g.items]

@@ -68,7 +68,8 @@ class Tape:
                 if seg.ext:
                     self.seg = self._segment()
                 return
-            seg.close(cause, user_site())
+            # walking frames costs as much as a small kernel: only where somebody listens
+            seg.close(cause, user_site() if self.listeners else "")
             seg.order = SIMULATOR.next()
             self.seg = self._segment()
             COUNTERS.cut(cause, seg.node.depth)
@@ -79,8 +80,10 @@ class Tape:
     def synchronize(self, cause: str) -> None:
         """Run everything recorded so far, on this thread, and raise the earliest pending error."""
         self.cut(cause)
-        self.runtime.drain()
-        self.runtime.raise_pending()
+        runtime = self.runtime
+        runtime.drain()
+        if runtime.errors:
+            runtime.raise_pending()
 
     def value(self, buffer: Buffer, cause: str) -> None:
         """Make sure the buffer's contents exist, because somebody wants to look at them."""

@@ -156,7 +156,7 @@ def run_segment(
             plan = seg.plan = plan_for(seg)
         except Exception as e:  # noqa: BLE001 - kept for the next sync
             seg.error = e
-            e.add_note(f"while planning the segment cut at {seg.where}")
+            e.add_note(f"while planning the segment cut after {seg.where or seg.node.where}")
             errors.append(e)
             for b in (*seg.bufs, *[seg.ext[k] for k in seg.node.written]):
                 b.error = e

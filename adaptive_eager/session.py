@@ -95,7 +95,8 @@ class Session:
         found: dict[int, Any] = {}
         for _, s in self._segments:
             plan = s.node.plans.get((s.live, s.live_ext))
-            for step in plan.steps if plan is not None else ():
+            steps: list[Any] = plan.steps if plan is not None else []
+            for step in [job for one in steps for job in getattr(one, "jobs", [one])]:
                 compiled = getattr(step, "compiled", None)
                 if compiled is not None:
                     found[id(compiled)] = compiled

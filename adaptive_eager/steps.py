@@ -16,7 +16,7 @@ from adaptive_eager.emit import GUARD, Emitted, Emitter, dtype_of_writes
 from adaptive_eager.fallback import in_arena, resolved, seeded
 from adaptive_eager.kernels import pool
 from adaptive_eager.kernels.cost import planned
-from adaptive_eager.kernels.launch import compile_kernel
+from adaptive_eager.kernels.launch import PARALLEL_SECONDS, compile_kernel, run_together
 from adaptive_eager.kernels.launch import stats as kernel_stats
 from adaptive_eager.lower import LIBRARY, SEEDED, fill
 from adaptive_eager.memory import Buffer, memory
@@ -71,16 +71,17 @@ class Step:
 
     def prepare(self, seg: Segment) -> None:
         """Check inputs for errors that came before, and take HBM for outputs."""
+        bufs, ext, allocate = seg.bufs, seg.ext, memory().allocate
         for s in self.ins:
-            b = seg.bufs[s] if s >= 0 else seg.ext[~s]
+            b = bufs[s] if s >= 0 else ext[~s]
             if b.block is None:
                 if b.error is not None:
                     raise Inherited(b.error)
-                memory().allocate(b, site_of(self.node))
+                allocate(b, site_of(self.node))
         for s, site in zip(self.allocs, self.sites, strict=True):
-            b = seg.bufs[s] if s >= 0 else seg.ext[~s]
+            b = bufs[s] if s >= 0 else ext[~s]
             if b.block is None:
-                memory().allocate(b, site)
+                allocate(b, site)
 
     def release(self, seg: Segment) -> None:
         """Give back what nobody reads any more."""
@@ -136,10 +137,9 @@ class KernelStep(Step):
         "guards",
         "launch",
         "nodes",
-        "offsets",
         "scalars",
-        "slots",
         "threads",
+        "where",
     )
 
     def __init__(self, emitted: Any, nodes: list[Node]) -> None:
@@ -151,7 +151,7 @@ class KernelStep(Step):
         fresh = kernel_stats.compiled - before
         COUNTERS.kernels_compiled += fresh
         COUNTERS.kernels_reused += fresh == 0
-        self.slots, self.offsets = emitted.slots, emitted.offsets
+        self.where = tuple(zip(emitted.slots, emitted.offsets, strict=True))
         self.scalars = emitted.scalars
         self.guards = [
             (*g, torch.zeros(1, dtype=torch.int64, device="cpu")) for g in emitted.guards
@@ -161,23 +161,85 @@ class KernelStep(Step):
     def run(self, seg: Segment) -> None:
         """Launch on this thread and wait."""
         self.prepare(seg)
+        self.launch(*self.arguments(seg), self.threads)
+        self.finish(seg)
+
+    def arguments(self, seg: Segment) -> tuple[list[int], list[float]]:
+        """Addresses of the operands, and scalars."""
         bufs, ext = seg.bufs, seg.ext
-        pointers = []
-        for s, off in zip(self.slots, self.offsets, strict=True):
-            if s >= GUARD:
-                pointers.append(self.guards[s - GUARD][-1].data_ptr())
-            else:
-                pointers.append((bufs[s] if s >= 0 else ext[~s]).block.address + off)  # type: ignore[union-attr]
-        scalars = [seg.scalars[i] if type(i) is int else i[1] for i in self.scalars]
-        self.launch(pointers, scalars, self.threads)
+        if self.guards:
+            words = [g[-1].data_ptr() for g in self.guards]
+            pointers = [
+                words[s - GUARD]
+                if s >= GUARD
+                else (bufs[s] if s >= 0 else ext[~s]).block.address + off  # type: ignore[union-attr]
+                for s, off in self.where
+            ]
+        else:
+            pointers = [
+                (bufs[s] if s >= 0 else ext[~s]).block.address + off  # type: ignore[union-attr]
+                for s, off in self.where
+            ]
+        given = seg.scalars
+        return pointers, [given[i] if type(i) is int else i[1] for i in self.scalars]  # type: ignore[index]
+
+    def finish(self, seg: Segment) -> None:
+        """After the launch: raise for a fault that the kernel found, give back what nobody reads."""
         for _, slot, m, error, node, word in self.guards:
             if word[0]:
                 raise Faulty(
-                    error(memory().host(bufs[slot] if slot >= 0 else ext[~slot], m)),
+                    error(memory().host(seg.bufs[slot] if slot >= 0 else seg.ext[~slot], m)),
                     node,
                     self.nodes,
                 )
         self.release(seg)
+
+
+class JobsStep(Step):
+    """Launches of one kernel that do not depend on each other, as one over a table of jobs."""
+
+    __slots__ = ("jobs", "threads")
+
+    def __init__(self, jobs: list[KernelStep]) -> None:
+        self.jobs, self.node = jobs, jobs[0].node
+        self.ins = list(dict.fromkeys([s for j in jobs for s in j.ins]))
+        self.outs = sorted({s for j in jobs for s in j.outs})
+        cost = sum([j.launch.cost for j in jobs])
+        self.threads = torch.get_num_threads() if cost >= PARALLEL_SECONDS else 1
+
+    def run(self, seg: Segment) -> None:
+        """Launch on this thread and wait. A job whose inputs are lost leaves the others alone."""
+        lost: list[tuple[KernelStep, Exception]] = []
+        ready: list[KernelStep] = []
+        for job in self.jobs:
+            try:
+                job.prepare(seg)
+                job.launch.pack(*job.arguments(seg))
+            except Exception as e:  # noqa: BLE001 - kept on what the job would have made
+                lost.append((job, e))
+            else:
+                ready.append(job)
+        if ready:
+            run_together([j.launch for j in ready], self.threads)
+        self.release(seg)
+        if lost:
+            raise JobErrors(lost)
+
+    def fail(self, seg: Segment, error: Exception, errors: list[BaseException]) -> None:
+        """Keep each job's error on what it would have made."""
+        if not isinstance(error, JobErrors):
+            super().fail(seg, error, errors)
+            return
+        for job, e in error.lost:
+            job.fail(seg, e, errors)
+
+
+class JobErrors(Exception):  # noqa: N818
+    """Jobs of a table that could not run, with the error of each."""
+
+    def __init__(self, lost: list[tuple[KernelStep, Exception]]) -> None:
+        super().__init__(lost)
+        self.lost = lost
 
 
 class LibraryStep(Step):
@@ -270,11 +332,27 @@ def plan_for(seg: Segment) -> Plan:
 
 @dataclass(slots=True)
 class Part:
-    """A group and its launch: a library call, or a kernel and what it does on the chip."""
+    """A launch: a library call, or a kernel, or several jobs of one kernel. groups: of each job.
+    emitted: their kernels; empty for a library call. item: what it does on the chip."""
 
-    group: planning.Group
-    emitted: Emitted | None
+    groups: list[planning.Group]
+    emitted: list[Emitted]
     item: Item
+
+    def takes(self, other: Part) -> bool:
+        """Whether the other one's kernel is the same, so that it may be a job of this launch."""
+        if not self.emitted or not other.emitted:
+            return False
+        a, b = self.emitted[0], other.emitted[0]
+        return a.kernel == b.kernel and not a.guards and not b.guards
+
+    def add(self, other: Part) -> None:
+        """Take the other one's jobs."""
+        self.groups += other.groups
+        self.emitted += other.emitted
+        self.item = Item(
+            "kernel", self.item.ops + other.item.ops, self.item.works + other.item.works
+        )
 
 
 @dataclass(slots=True)
@@ -303,7 +381,7 @@ def arrange(
         smaller: list[planning.Group] = []
         for g in groups:
             if g.library is not None:
-                parts.append(Part(g, None, _library_item(g.library, spec)))
+                parts.append(Part([g], [], _library_item(g.library, spec)))
                 smaller.append(g)
                 continue
             emitted = Emitter(g, stored, dtype_of_writes([i.node for i in g.items])).finish()
@@ -315,11 +393,27 @@ def arrange(
                 smaller += planning.halves(g)
                 continue
             sites = tuple([site_of(i.node) for i in g.items])
-            parts.append(Part(g, emitted, Item("kernel", sites, (work,))))
+            parts.append(Part([g], [emitted], Item("kernel", sites, (work,))))
             smaller.append(g)
         if len(smaller) == len(groups):
-            return Arrangement(parts, alive, stored)
+            return Arrangement(_bundled(parts), alive, stored)
         groups = smaller
+
+
+def _bundled(parts: list[Part]) -> list[Part]:
+    """Equal kernels side by side as one launch each, such as an optimizer's, one for each parameter:
+    a part joins an earlier one of its kernel if it may run before all that lies between."""
+    out: list[Part] = []
+    for part in parts:
+        for k in range(len(out) - 1, max(-1, len(out) - 1 - planning.LOOK_BACK), -1):
+            if out[k].takes(part):
+                between = [g for p in out[k:] for g in p.groups]
+                if planning.movable(part.groups[0], between):
+                    out[k].add(part)
+                    break
+        else:
+            out.append(part)
+    return out
 
 
 def _library_item(node: Node, spec: ChipSpec) -> Item:
@@ -333,6 +427,29 @@ def _library_item(node: Node, spec: ChipSpec) -> Item:
     return Item("fallback", sites, (), up, down)
 
 
+def _library_step(node: Node) -> LibraryStep:
+    step = LibraryStep(node)
+    fresh = set(range(node.first_out, node.nbufs))
+    step.ins = list(dict.fromkeys(node.ins))
+    step.outs = sorted({*fresh, *[node.ins[k] for k in node.recipe.writes]})
+    step.allocs = sorted(fresh) if step.out_of is not None else []
+    step.sites = [site_of(node)] * len(step.allocs)
+    return step
+
+
+def _kernel_step(g: planning.Group, emitted: Emitted, stored: set[int]) -> KernelStep:
+    step = KernelStep(emitted, [i.node for i in g.items])
+    own = set(g.writes)
+    new = {s: i.node for i in g.items for s in range(i.node.first_out, i.node.nbufs)}
+    step.ins = [s for s in dict.fromkeys(emitted.slots) if s < GUARD and s not in own]
+    step.ins += [s for s in own if s in stored and s not in new and s not in step.ins]
+    step.outs = sorted(own)
+    step.allocs = [s for s in own if s in stored and s in new]
+    step.sites = [site_of(new[s]) for s in step.allocs]
+    step.frees = []
+    return step
+
+
 def make_plan(
     end: Node, live: tuple[bool, ...], live_ext: tuple[bool, ...], spec: ChipSpec
 ) -> Plan:
@@ -340,28 +457,13 @@ def make_plan(
     made = arrange(end, live, live_ext, spec)
     steps: list[Step] = []
     for part in made.parts:
-        g = part.group
-        step: Step
-        if g.library is not None:
-            node = g.library
-            step = LibraryStep(node)
-            fresh = set(range(node.first_out, node.nbufs))
-            step.ins = list(dict.fromkeys(node.ins))
-            step.outs = sorted({*fresh, *[node.ins[k] for k in node.recipe.writes]})
-            step.allocs = sorted(fresh) if step.out_of is not None else []
-            step.sites = [site_of(node)] * len(step.allocs)
-        else:
-            emitted = part.emitted
-            assert emitted is not None
-            step = KernelStep(emitted, [i.node for i in g.items])
-            own = set(g.writes)
-            new = {s: i.node for i in g.items for s in range(i.node.first_out, i.node.nbufs)}
-            step.ins = [s for s in dict.fromkeys(emitted.slots) if s < GUARD and s not in own]
-            step.ins += [s for s in own if s in made.stored and s not in new and s not in step.ins]
-            step.outs = sorted(own)
-            step.allocs = [s for s in own if s in made.stored and s in new]
-            step.sites = [site_of(new[s]) for s in step.allocs]
-        steps.append(step)
+        if part.groups[0].library is not None:
+            steps.append(_library_step(part.groups[0].library))
+            continue
+        jobs = [
+            _kernel_step(g, e, made.stored) for g, e in zip(part.groups, part.emitted, strict=True)
+        ]
+        steps.append(jobs[0] if len(jobs) == 1 else JobsStep(jobs))
     _releases(steps, made.alive)
     happening = Happening(
         tuple([p.item for p in made.parts]),
@@ -375,7 +477,7 @@ def make_plan(
         sum([w.read for w in works]),
         sum([w.written for w in works]),
         happening,
-        [p.group for p in made.parts],
+        [g for p in made.parts for g in p.groups],
         frozenset(made.stored),
     )
 

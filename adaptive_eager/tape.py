@@ -149,7 +149,7 @@ class Limits:
 
     mode: str = "adaptive"
     bytes: int = 512 << 20
-    ops: int = 512
+    ops: int = 1024
     spec: ChipSpec = TRN2
 
 

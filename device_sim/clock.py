@@ -22,7 +22,8 @@ class Event:
 
 
 class Clock:
-    """now: when the hardware queue is free."""
+    """now: when the hardware queue is free. streams: when each stream's work is done, once there is
+    another one than stream 0."""
 
     __slots__ = ("now", "streams")
 
@@ -32,16 +33,25 @@ class Clock:
 
     def run(self, ns: float, stream: int = 0) -> float:
         """Put work on a stream; gives its start."""
-        start = max(self.now, self.streams.get(stream, 0.0))
-        self.now = self.streams[stream] = start + ns
+        start = self.now
+        if stream or self.streams:
+            self._several()
+            start = max(start, self.streams.get(stream, 0.0))
+            self.streams[stream] = start + ns
+        self.now = start + ns
         return start
+
+    def _several(self) -> None:
+        self.streams.setdefault(0, self.now)
 
     def record(self, stream: int = 0) -> Event:
         """An event after all work of a stream so far."""
+        self._several()
         return Event(self.streams.get(stream, 0.0))
 
     def wait(self, event: Event, stream: int = 0) -> None:
         """Let later work of a stream start no earlier than an event."""
+        self._several()
         self.streams[stream] = max(self.streams.get(stream, 0.0), event.ns)
 
     def synchronize(self) -> float:

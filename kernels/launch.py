@@ -12,7 +12,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from adaptive_eager.kernels import cache, jit, pool
@@ -43,20 +43,21 @@ class LaunchStats:
 
 stats = LaunchStats()
 _TABLE: dict[str, Compiled] = {}
+_DRIVER: Code | None = None
 _LOCK = threading.RLock()
 
 
 class Code:
-    """Machine code for blocks of `width` lanes. body, finish: addresses. call*: the same as functions,
+    """Machine code for blocks of `width` lanes: from disk, where `text` is its key, or made now. body, finish: addresses. call*: the same as functions,
     `call_free` one that lets other Python threads run."""
 
-    def __init__(self, compiled: Compiled, width: int) -> None:
+    def __init__(self, assembly: Callable[[str, int], str], text: str, width: int) -> None:
         begin = time.perf_counter()
-        key = cache.key(f"{width} lanes\n{compiled.text}", jit.target())
+        key = cache.key(f"{width} lanes\n{text}", jit.target())
         code = cache.read(key)
         self.from_disk = code is not None
         if code is None:
-            code = jit.compile_module(compiled.assembly(key[:24], width))
+            code = jit.compile_module(assembly(key[:24], width))
             cache.write(key, code)
         self.name = key[:24]
         self.body, self.finish = jit.load(code, self.name)
@@ -84,7 +85,7 @@ class Compiled:
         self.kernel, self.text = kernel, text
         self.schedule: Schedule = schedule(kernel)
         self.seconds_per_element = seconds_per_element(kernel)
-        self._code = {W: Code(self, W)}
+        self._code = {W: Code(self.assembly, self.text, W)}
         self.from_disk = self._code[W].from_disk
         self.compile_seconds = self._code[W].seconds
 
@@ -92,7 +93,7 @@ class Compiled:
         """Machine code for blocks of so many lanes, made when it is first asked for."""
         with _LOCK:
             if width not in self._code:
-                self._code[width] = Code(self, width)
+                self._code[width] = Code(self.assembly, self.text, width)
             return self._code[width]
 
     def assembly(self, name: str, width: int) -> str:
@@ -114,6 +115,40 @@ class Compiled:
     def bind(self, space: Space) -> Launch:
         """A launch over given sizes and strides."""
         return Launch(self, space)
+
+
+def jobs_assembly(name: str, width: int) -> str:
+    """LLVM assembly of `body_<name>(table)`: for each (body, context) of a table, body(context).
+
+    The table is 64-bit words: the number of jobs, at least one, then two addresses for each. Threads
+    that run it at once share each job's tasks, since every body takes its tasks from a counter.
+    """
+    return f"""
+define void @body_{name}(ptr %table) {{
+entry:
+  %count = load i64, ptr %table
+  br label %each
+each:
+  %k = phi i64 [0, %entry], [%next, %each]
+  %twice = shl i64 %k, 1
+  %first = add i64 %twice, 1
+  %second = add i64 %twice, 2
+  %at1 = getelementptr i64, ptr %table, i64 %first
+  %at2 = getelementptr i64, ptr %table, i64 %second
+  %body = load ptr, ptr %at1
+  %context = load ptr, ptr %at2
+  call void %body(ptr %context)
+  %next = add i64 %k, 1
+  %more = icmp ult i64 %next, %count
+  br i1 %more, label %each, label %done
+done:
+  ret void
+}}
+define void @finish_{name}(ptr %table) {{
+entry:
+  ret void
+}}
+"""
 
 
 def compile_kernel(kernel: Kernel) -> Compiled:
@@ -176,25 +211,31 @@ class Launch:
         """How many threads this launch should use."""
         return min(most, self.tasks) if self.cost >= PARALLEL_SECONDS else 1
 
-    def _place(self, threads: int) -> None:
-        """Find memory for partial totals and each thread's tiles."""
-        at = scratch.take(self._partial_bytes + threads * self._tiles_bytes)
+    def room(self, threads: int) -> int:
+        """Bytes of memory for partial totals and each thread's tiles; 0 where there are none."""
+        return self._partial_bytes + threads * self._tiles_bytes if self._scratches else 0
+
+    def _place(self, at: int) -> None:
+        """Use the memory at an address for them."""
+        self._word(self._context, 48, 0)
+        self._word(self._context, 80, 0)
         if at != self._placed:
             self._placed = at
             addresses = [at + x for x in self._partials]
             struct.pack_into(f"{len(addresses)}q", self._context, self._totals_at, *addresses)
             self._word(self._context, 56, at + self._partial_bytes)
 
+    def pack(self, pointers: Sequence[int], scalars: Sequence[float]) -> None:
+        """Set addresses (of element 0 of each operand) and scalars for the next run."""
+        self._varying(self._context, self._at, *pointers, *scalars)
+        self._word(self._context, 0, 0)
+
     def __call__(self, pointers: Sequence[int], scalars: Sequence[float], threads: int = 1) -> None:
-        """Run on the given addresses (of element 0 of each operand) and scalars; wait."""
-        context = self._context
-        self._varying(context, self._at, *pointers, *scalars)
-        self._word(context, 0, 0)
+        """Run on the given addresses and scalars; wait."""
+        self.pack(pointers, scalars)
         parallel = threads > 1 and pool.can_run_parallel(self.cost)
         if self._scratches:
-            self._word(context, 48, 0)
-            self._word(context, 80, 0)
-            self._place(threads if parallel else 1)
+            self._place(scratch.take(self.room(threads if parallel else 1)))
         if parallel:
             pool.run(self._code.body, self._address, threads, self.cost)
         else:
@@ -203,6 +244,39 @@ class Launch:
             self._code.call_finish(self._address)
         if self._scratches:
             scratch.give()
+
+
+def _driver() -> Code:
+    """The function that runs a table of jobs."""
+    global _DRIVER
+    with _LOCK:
+        if _DRIVER is None:
+            _DRIVER = Code(jobs_assembly, jobs_assembly("jobs", W), W)
+        return _DRIVER
+
+
+def run_together(launches: Sequence[Launch], threads: int = 1) -> None:
+    """Run packed launches that do not depend on each other as one region of threads; wait."""
+    cost = sum([x.cost for x in launches])
+    parallel = threads > 1 and pool.can_run_parallel(cost)
+    each = [x.room(threads if parallel else 1) for x in launches]
+    at = scratch.take(sum(each)) if any(each) else 0
+    table = [len(launches)]
+    for x, room in zip(launches, each, strict=True):
+        if room:
+            x._place(at)
+            at += room
+        table += (x._code.body, x._address)
+    words = (ctypes.c_int64 * len(table))(*table)
+    if parallel:
+        pool.run(_driver().body, ctypes.addressof(words), threads, cost)
+    else:
+        _driver().call_free(ctypes.addressof(words))
+    for x in launches:
+        if x._finishes:
+            x._code.call_finish(x._address)
+    if any(each):
+        scratch.give()
 
 
 def _in_child() -> None:

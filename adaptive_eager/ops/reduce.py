@@ -219,6 +219,9 @@ def extrema(r: Recipe, metas: tuple[torch.Tensor, ...]) -> Body | None:
     return reduction(r, argument(r, 1, "dim"), lambda b, s, n: s, kind, r.outs[0], lambda x: x, cd)
 
 
+lower.LITERAL_NUMBERS.add(id(aten.linalg_vector_norm.default))  # the order is part of the op
+
+
 @lowers("linalg_vector_norm.default")
 def vector_norm(r: Recipe, metas: tuple[torch.Tensor, ...]) -> Body | None:
     """The 2-norm: sqrt of the sum of squares, in f64 until the end."""
