@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from adaptive_eager.kernels.build import Builder, Val
-from adaptive_eager.kernels.ir import FLAT_COLS, Kernel, Operand, Space
+from adaptive_eager.kernels.ir import FLAT_COLS, Kernel, Operand, Space, pruned
 from adaptive_eager.meta import Meta
 from adaptive_eager.plan import Group, Item, Use, store_slot
 
@@ -191,8 +191,10 @@ class Emitter:
             assert m.tname is not None
             k = self.operand(slot, use, m.tname, m.itemsize)
             self.b.store(self.values[slot, use], k)
-        kernel = Kernel(
-            len(self.outer), tuple(self.operands), tuple(self.scalar_kinds), tuple(self.b.insts)
+        kernel = pruned(
+            Kernel(
+                len(self.outer), tuple(self.operands), tuple(self.scalar_kinds), tuple(self.b.insts)
+            )
         )
         strides = tuple([self.strides(u) for u in self.uses])
         space = Space(self.outer, self.cols, self.numel, strides)

@@ -112,7 +112,7 @@ class _Coster:
         for group, count in ((s.single, 1), (s.column, self.space.cols)):
             for n in group:
                 i = self.k.insts[n]
-                if i.op in ("store", "fload") and (i.op == "store" or n in self.p.selection.tile):
+                if i.op in ("store", "fload"):
                     assert isinstance(i.attr, int)
                     nbytes = count * ITEMSIZE[self.k.operands[i.attr].dtype]
                     out.append(Transfer(nbytes, min(nbytes, 2048) or 1, 1, i.op == "store", 1))

@@ -185,6 +185,23 @@ class Space:
         return n
 
 
+def pruned(kernel: Kernel) -> Kernel:
+    """The kernel without instructions whose results reach no memory; operands and scalars stay."""
+    insts = kernel.insts
+    live: set[int] = set()
+    for n in range(len(insts) - 1, -1, -1):
+        if insts[n].op == "store" or n in live:
+            live |= {n, *insts[n].args}
+    if len(live) == len(insts):
+        return kernel
+    number = {n: k for k, n in enumerate(sorted(live))}
+    kept = [
+        Inst(i.op, tuple([number[a] for a in i.args]), i.dtype, i.attr)
+        for i in (insts[n] for n in sorted(live))
+    ]
+    return Kernel(kernel.outer, kernel.operands, kernel.scalars, tuple(kept))
+
+
 def rows_per_task(rows: int, cols: int) -> int:
     """Rows that one task runs through, fixed by the shape alone (Note [Fixed reduction order])."""
     return max(1, min(rows, 16384 // max(1, cols), 1024))

@@ -143,7 +143,7 @@ def _patterns(
     found: dict[int, tuple[Pattern, list[int], list[int]]] = {}
     for n in range(len(insts) - 1, -1, -1):
         i = insts[n]
-        if n in taken or not uses[n] or at[n] == "uniform" or i.op not in ("mul", "div", "max"):
+        if n in taken or at[n] == "uniform" or i.op not in ("mul", "div", "max"):
             continue
         for p in PATTERNS:
             want = _TRACED.get((p.name, i.dtype))
@@ -164,25 +164,15 @@ def _patterns(
     return found
 
 
-def needed(kernel: Kernel) -> set[int]:
-    """Instructions whose results reach memory."""
-    live: set[int] = set()
-    for n in range(len(kernel.insts) - 1, -1, -1):
-        if kernel.insts[n].op == "store" or n in live:
-            live |= {n, *kernel.insts[n].args}
-    return live
-
-
 class _Selector:
     """Walks a kernel's instructions once."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.k, self.insts = kernel, kernel.insts
         self.at: list[str] = list(levels(kernel))
-        self.live = needed(kernel)
         self.uses = [0] * len(self.insts)
-        for n in self.live:
-            for a in self.insts[n].args:
+        for i in self.insts:
+            for a in i.args:
                 self.uses[a] += 1
         self.made: dict[int, Op] = {}
         self.s = Selection()
@@ -191,8 +181,7 @@ class _Selector:
         found = _patterns(self.k, self.at, self.uses)
         hidden = {v for p, inner, _ in found.values() for v in inner} - found.keys()
         for n, i in enumerate(self.insts):
-            skip = n in hidden or n not in self.live
-            if skip or i.op == "store" or self.at[n] == "uniform":
+            if n in hidden or i.op == "store" or self.at[n] == "uniform":
                 continue
             if i.op in ("load", "fload"):
                 assert isinstance(i.attr, int)
@@ -294,7 +283,7 @@ class _Selector:
 
 
 def select(kernel: Kernel) -> Selection:
-    """The engine instructions of a verified kernel."""
+    """The engine instructions of a verified kernel in which nothing is in vain (`ir.pruned`)."""
     return _Selector(kernel).run()
 
 

@@ -23,7 +23,7 @@ from typing import Literal
 
 from adaptive_eager.device_sim.onchip import Places
 from adaptive_eager.device_sim.spec import ChipSpec
-from adaptive_eager.kernels.ir import ITEMSIZE, ROW_REDUCE, Kernel, Space, levels
+from adaptive_eager.kernels.ir import ITEMSIZE, ROW_REDUCE, Kernel, Space, levels, pruned
 from adaptive_eager.kernels.schedule import Schedule, W, schedule
 from adaptive_eager.kernels.select import Op, Selection, select
 
@@ -175,7 +175,8 @@ class _Planner:
     """Tries shapes for one kernel."""
 
     def __init__(self, kernel: Kernel, space: Space, spec: ChipSpec) -> None:
-        self.k, self.space, self.spec = kernel, space, spec
+        self.k = kernel = pruned(kernel)
+        self.space, self.spec = space, spec
         self.s, self.sel = schedule(kernel), select(kernel)
         self.at = levels(kernel)
         self.flat = is_flat(kernel, space)
@@ -297,7 +298,7 @@ class _Planner:
                 if n in self.op_of and self.k.insts[n].op not in ROW_REDUCE
             ]
             section.puts = [self.put(n) for n in loop.stores]
-            sinks = [self.op_of[n] for n in (*loop.reduces, *loop.totals) if n in self.op_of]
+            sinks = [self.op_of[n] for n in (*loop.reduces, *loop.totals)]
             wanted = [r for op in sinks for r in op.reads]
             wanted += [p.source for p in section.puts if p.source >= 0]
             loads, ops = self.closure(wanted, done)
@@ -320,7 +321,7 @@ class _Planner:
         make = {
             n: self.load(n, blocks, space, resident=resident, streamed=streamed)
             for n, i in enumerate(self.k.insts)
-            if i.op == "load" and n in self.sel.tile
+            if i.op == "load"
         }
         sections = self.streamed_sections(make) if streamed else self.whole_sections(make)
         row_loads = [x for x in make.values() if not x.wide]
