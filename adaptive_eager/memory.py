@@ -24,6 +24,10 @@ from adaptive_eager.device_sim.spec import SPECS, TRN2, ChipSpec, named
 from adaptive_eager.meta import Meta
 
 
+MAX_VIEWS = 20_000
+"""Host views that are kept for the next time: a step of a training loop has hundreds, at the same few places."""
+
+
 class Buffer:
     """The storage of a tensor and of all its views.
 
@@ -51,6 +55,7 @@ class DeviceMemory:
         most = max([spec.hbm_bytes, *[s.hbm_bytes for s in SPECS.values()]])
         self.hbm = HBM(most, **_debug_options())
         self._end = self.hbm.base + self.hbm.capacity
+        self._views: dict[tuple[int, int, int], torch.Tensor] = {}
         self.use(spec)
 
     def use(self, spec: ChipSpec) -> None:
@@ -104,6 +109,23 @@ class DeviceMemory:
             owner = torch._C._construct_storage_from_data_pointer(block.address, _CPU, block.size)
             buffer.owner = owner  # type: ignore[assignment]
         return torch.empty(0, dtype=m.dtype, device="cpu").set_(owner, m.offset, m.shape, m.stride)
+
+    def view(self, buffer: Buffer, m: Meta) -> torch.Tensor:
+        """As `host`, but maybe a tensor that was handed out before: for reading and writing at once, not for keeping.
+
+        It is found by its range of HBM's arena, which no other memory ever has; the metas are interned.
+        """
+        block = buffer.block
+        assert block is not None
+        key = (block.address, block.size, id(m))
+        found = self._views.get(key)
+        if found is None:
+            found = self.host(buffer, m)
+            if self.hbm.base <= block.address < self._end:
+                if len(self._views) >= MAX_VIEWS:
+                    self._views.clear()
+                self._views[key] = found
+        return found
 
     def owns(self, t: torch.Tensor) -> bool:
         """Whether a CPU tensor lies in HBM."""

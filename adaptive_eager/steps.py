@@ -23,6 +23,7 @@ from adaptive_eager.memory import Buffer, memory
 from adaptive_eager.meta import Meta, meta_of
 from adaptive_eager.simulate import Happening, Item
 from adaptive_eager.stats import COUNTERS
+from adaptive_eager.tape import T
 
 if TYPE_CHECKING:
     from adaptive_eager.tape import Node, Segment
@@ -245,7 +246,17 @@ class JobErrors(Exception):  # noqa: N818
 class LibraryStep(Step):
     """A kernel that torch ships, run on host views (Note [Host views] in fallback.py)."""
 
-    __slots__ = ("args", "first_out", "func", "kwargs", "metas", "out_of", "scalar0", "seeded")
+    __slots__ = (
+        "args",
+        "first_out",
+        "func",
+        "kwargs",
+        "metas",
+        "operands",
+        "out_of",
+        "scalar0",
+        "seeded",
+    )
 
     def __init__(self, node: Node) -> None:
         r = node.recipe
@@ -265,25 +276,30 @@ class LibraryStep(Step):
             and not self.kwargs.keys() - {"beta", "alpha"}
         )
         self.out_of = out if direct else None
+        self.operands = list(zip(node.ins, r.ins, strict=True))
+        if direct:
+            self.operands.append((self.first_out, r.outs[0]))
+
+    def hosts(self, seg: Segment) -> list[torch.Tensor]:
+        """CPU tensors over the operands, the direct result's last."""
+        bufs, ext, view = seg.bufs, seg.ext, memory().view
+        return [view(bufs[s] if s >= 0 else ext[~s], m) for s, m in self.operands]
 
     def run(self, seg: Segment) -> None:
         """Call the CPU kernel; its results go straight to HBM where it has an out= form, else their memory is adopted."""
         self.prepare(seg)
-        mem = memory()
         node = self.node
-        tensors = [
-            mem.host(seg.bufs[s] if s >= 0 else seg.ext[~s], m)
-            for s, m in zip(node.ins, node.recipe.ins, strict=True)
-        ]
+        tensors = self.hosts(seg)
         scalars = seg.scalars[self.scalar0 : node.nscalars]
         draw = None
         if self.seeded:
             draw = (int(scalars[-2]), int(scalars[-1]))
-        args = fill(self.args, tensors, scalars)
+        args = [
+            tensors[a.i] if type(a) is T else fill(a, tensors, scalars) for a in self.args
+        ]
         kwargs = {k: fill(v, tensors, scalars) for k, v in self.kwargs.items()}
         if self.out_of is not None:
-            out = seg.bufs[self.first_out]
-            self.out_of(*args, **kwargs, out=mem.host(out, self.metas[0]))
+            self.out_of(*args, **kwargs, out=tensors[-1])
         else:
             result = seeded(self.func, args, kwargs, draw)
             for k, value in enumerate(self._new(result)):

@@ -8,6 +8,11 @@ definition has one set of bits wherever it runs.
 f32 only; f64 goes to libm. Errors are the largest seen over some million points each (test_vmath.py):
 exp 1.0 ULP, exp2 1.0, expm1 1.3, log 0.8, log1p 1.5, tanh 2.3, sigmoid 2.2, erf 1.4, sin and cos 1.5.
 
+Note [Underflow]
+An instruction whose result is subnormal, or rounds to zero from there, takes a hundred times as long.
+So lanes that come to zero in any case, as attention masks make half of them do, compute something else
+on the way.
+
 Sources: Cody & Waite's range reductions; exp and erf by minimax polynomials (Lawson iterations, then
 coefficients rounded to f32 one after the other); log by the Cephes polynomial (Moshier).
 """
@@ -95,13 +100,14 @@ def ldexp(o: Ops, x: Num, n: Num) -> Num:
 
 def exp(o: Ops, x: Num) -> Num:
     """e**x over the whole range, subnormal results included."""
-    hi, lo = o.const(x, 88.8), o.const(x, -104.0)
+    hi, zero = o.const(x, 88.8), o.const(x, 0.0)
     y = o.select(x > hi, hi, x)
-    y = o.select(y < lo, lo, y)
+    gone = x < o.const(x, -104.0)  # such as a mask's -inf; Note [Underflow]
+    y = o.select(gone, zero, y)
     w, r, t = _reduce_exp(o, y)
     p = o.fma(w, r, r) + o.const(x, 1.0)
     n = o.bits(t) - o.iconst(o.bits(t), MAGIC_BITS)
-    return o.ldexp(p, n)
+    return o.select(gone, zero, o.ldexp(p, n))
 
 
 EXP2 = (1.53293106e-4, 1.33909704e-3, 9.61849932e-3, 5.55035956e-2, 0.240226477, 0.693147182, 1.0)
@@ -110,12 +116,14 @@ EXP2 = (1.53293106e-4, 1.33909704e-3, 9.61849932e-3, 5.55035956e-2, 0.240226477,
 
 def exp2(o: Ops, x: Num) -> Num:
     """2**x over the whole range, subnormal results included."""
-    hi, lo = o.const(x, 129.0), o.const(x, -150.5)
+    hi, zero = o.const(x, 129.0), o.const(x, 0.0)
     y = o.select(x > hi, hi, x)
-    y = o.select(y < lo, lo, y)
+    gone = x < o.const(x, -150.5)
+    y = o.select(gone, zero, y)
     t = y + o.const(x, MAGIC)
     p = _horner(o, y - (t - o.const(x, MAGIC)), EXP2)
-    return o.ldexp(p, o.bits(t) - o.iconst(o.bits(t), MAGIC_BITS))
+    r = o.ldexp(p, o.bits(t) - o.iconst(o.bits(t), MAGIC_BITS))
+    return o.select(gone, zero, r)
 
 
 def expm1(o: Ops, x: Num) -> Num:
