@@ -17,9 +17,15 @@ class Body(Function):
     """Emits the function that threads run."""
 
     def __init__(
-        self, module: ir.Module, kernel: Kernel, s: Schedule, name: str, width: int
+        self,
+        module: ir.Module,
+        kernel: Kernel,
+        s: Schedule,
+        name: str,
+        width: int,
+        streams: frozenset[int] = frozenset(),
     ) -> None:
-        super().__init__(module, kernel, s, name, width)
+        super().__init__(module, kernel, s, name, width, streams)
         self.sums = [n for n in s.totals if n in s.elem_totals]
         self.tile = {n: i for i, n in enumerate([*s.tiles, *self.sums])}
         self._sizes()
@@ -27,6 +33,8 @@ class Body(Function):
         if self.tile:
             self._take_scratch()
         self._tasks()
+        if streams:
+            self.b.fence("seq_cst")
         self.b.ret_void()
 
     def _sizes(self) -> None:
@@ -244,7 +252,8 @@ class Body(Function):
         for n in loop.stores:
             o, operand = self.operand(n)
             x = self._get(values, self.k.insts[n].args[0])
-            self.store_block(x, operand, self.at_row[o], j, self.stride[o][-1], mask)
+            at, step = self.at_row[o], self.stride[o][-1]
+            self.store_block(x, operand, at, j, step, mask, stream=o in self.streams)
 
     def _tile(self, n: int, j: Any) -> Any:
         """Where a tile holds column j. A whole block is kept, also of the last columns."""

@@ -14,12 +14,14 @@ from adaptive_eager.kernels.schedule import Schedule
 from llvmlite import ir
 
 
-def generate(kernel: Kernel, s: Schedule, name: str, width: int) -> ir.Module:
+def generate(
+    kernel: Kernel, s: Schedule, name: str, width: int, streams: frozenset[int] = frozenset()
+) -> ir.Module:
     """The LLVM module of a kernel: functions `body_<name>` and `finish_<name>`, each of one pointer.
 
-    width: lanes of a block, `lanes.W` or `lanes.SHORT_W`.
+    width: lanes of a block, `lanes.W` or `lanes.SHORT_W`. streams: operands written past the caches.
     """
     module = ir.Module("kernel")
-    Body(module, kernel, s, f"body_{name}", width)
+    Body(module, kernel, s, f"body_{name}", width, streams)
     Finish(module, kernel, s, f"finish_{name}", width)
     return module

@@ -14,11 +14,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from adaptive_eager.kernels import cache, jit, pool
 from adaptive_eager.kernels.ir import ITEMSIZE, Kernel, Space, rows_per_task, verify
 from adaptive_eager.kernels.listing import listing
-from adaptive_eager.kernels.schedule import SHORT_W, Schedule, W, schedule, seconds_per_element
+from adaptive_eager.kernels.schedule import (
+    SHORT_W,
+    Schedule,
+    W,
+    schedule,
+    seconds_per_element,
+    stream_align,
+)
 from adaptive_eager.kernels.scratch import scratch
 
 PARALLEL_SECONDS = 5e-6
@@ -28,6 +36,9 @@ RELEASE_ELEMENTS = 16_384
 SHORT_ROWS = 128
 """Rows of at most `SHORT_W` columns from which the variant for them pays its compile time: rows of 10
 take 0.6 of the time."""
+STREAM_BYTES = 16 << 20
+"""Bytes of a result from which it is written past the caches: what they hold of it is gone before the
+next reader comes."""
 MAX_KERNELS = 20_000
 
 
@@ -76,8 +87,7 @@ class Code:
 class Compiled:
     """A kernel and its machine code.
 
-    text: the kernel as text. from_disk: whether this process loaded the code instead of compiling it.
-    compile_seconds: what either took.
+    text: the kernel as text. fresh: operands that are written whole and not read.
     """
 
     def __init__(self, kernel: Kernel, text: str) -> None:
@@ -85,27 +95,45 @@ class Compiled:
         self.kernel, self.text = kernel, text
         self.schedule: Schedule = schedule(kernel)
         self.seconds_per_element = seconds_per_element(kernel)
-        self._code = {W: Code(self.assembly, self.text, W)}
-        self.from_disk = self._code[W].from_disk
-        self.compile_seconds = self._code[W].seconds
+        loaded = {i.attr for i in kernel.insts if i.op in ("load", "fload")}
+        self.fresh = frozenset(
+            [
+                i.attr
+                for n, i in enumerate(kernel.insts)
+                if i.op == "store" and self.streamable(n) and i.attr not in loaded
+            ]
+        )
+        self._code: dict[tuple[int, bool], Code] = {}
 
-    def code(self, width: int) -> Code:
-        """Machine code for blocks of so many lanes, made when it is first asked for."""
+    def streamable(self, n: int) -> bool:
+        """Whether a store writes whole rows side by side."""
+        i = self.kernel.insts[n]
+        assert isinstance(i.attr, int)
+        wide = any(n in loop.stores for loop in self.schedule.loops)
+        return wide and self.kernel.operands[i.attr].inner == "unit"
+
+    def code(self, width: int, stream: bool = False) -> Code:
+        """Machine code for blocks of so many lanes, made when it is first asked for. stream: operands
+        that are only written go past the caches."""
         with _LOCK:
-            if width not in self._code:
-                self._code[width] = Code(self.assembly, self.text, width)
-            return self._code[width]
+            found = self._code.get((width, stream))
+            if found is None:
+                text = f"streaming {sorted(self.fresh)}\n{self.text}" if stream else self.text
+                make = partial(self.assembly, stream=stream)
+                found = self._code[width, stream] = Code(make, text, width)
+            return found
 
-    def assembly(self, name: str, width: int) -> str:
+    def assembly(self, name: str, width: int, stream: bool = False) -> str:
         """LLVM assembly of functions called `body_<name>` and `finish_<name>`."""
         from adaptive_eager.kernels.codegen import generate
 
-        return str(generate(self.kernel, self.schedule, name, width))
+        streams = self.fresh if stream else frozenset()
+        return str(generate(self.kernel, self.schedule, name, width, streams))
 
     @property
     def llvm(self) -> str:
-        """The LLVM assembly that the code was made from."""
-        return self.assembly(self._code[W].name, W)
+        """The LLVM assembly of the plain form."""
+        return self.assembly("kernel", W)
 
     @property
     def source(self) -> str:
@@ -152,7 +180,8 @@ entry:
 
 
 def compile_kernel(kernel: Kernel) -> Compiled:
-    """The kernel's code: from this process, from disk, or made now (10 to 25 ms). Thread-safe."""
+    """The kernel, known to this process or new. Thread-safe. Its code is found on disk, or made in 10 to 25 ms, when
+    a launch is bound."""
     text = str(kernel)
     with _LOCK:
         found = _TABLE.get(text)
@@ -177,7 +206,8 @@ class Launch:
         self.compiled, self.space = compiled, space
         rows, cols = space.rows, space.cols
         short = cols <= SHORT_W and rows >= SHORT_ROWS
-        self._code = compiled.code(SHORT_W if short else W)
+        self._aligned: tuple[tuple[int, int], ...] = () if short else self._streams()
+        self._code = compiled.code(SHORT_W if short else W, bool(self._aligned))
         per = rows_per_task(rows, cols)
         self.tasks = -(-rows // per)
         self.cost = space.numel * compiled.seconds_per_element
@@ -207,6 +237,19 @@ class Launch:
         release = space.numel >= RELEASE_ELEMENTS
         self._call = self._code.call_free if release else self._code.call
 
+    def _streams(self) -> tuple[tuple[int, int], ...]:
+        """(operand, alignment) of what the streaming form writes, where that pays and rows allow it."""
+        k, space = self.compiled.kernel, self.space
+        out = []
+        for o in sorted(self.compiled.fresh):
+            dtype = k.operands[o].dtype
+            size, align = ITEMSIZE[dtype], stream_align(dtype)
+            steps = [s * size for n, s in zip(space.outer, space.strides[o], strict=False) if n > 1]
+            if space.numel * size < STREAM_BYTES or any(s % align for s in steps):
+                return ()
+            out.append((o, align))
+        return tuple(out)
+
     def threads(self, most: int) -> int:
         """How many threads this launch should use."""
         return min(most, self.tasks) if self.cost >= PARALLEL_SECONDS else 1
@@ -229,6 +272,10 @@ class Launch:
         """Set addresses (of element 0 of each operand) and scalars for the next run."""
         self._varying(self._context, self._at, *pointers, *scalars)
         self._word(self._context, 0, 0)
+        if self._aligned and any(pointers[o] % align for o, align in self._aligned):
+            self._aligned = ()  # a view: from now on the plain form
+            self._code = self.compiled.code(W)
+            self._call = self._code.call_free
 
     def __call__(self, pointers: Sequence[int], scalars: Sequence[float], threads: int = 1) -> None:
         """Run on the given addresses and scalars; wait."""

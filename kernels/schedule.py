@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from adaptive_eager.kernels.ir import MATH, ROW_REDUCE, Kernel, levels, stages
+from adaptive_eager.kernels.ir import ITEMSIZE, MATH, ROW_REDUCE, Kernel, levels, stages
 from adaptive_eager.kernels.vmath import NARROW, PERIODIC
 
 W = 32
@@ -18,6 +18,11 @@ W = 32
 SHORT_W = 16
 """Lanes of a block in a kernel's variant for rows of no more columns than that. The bits are the same:
 the lanes it lacks would hold identities (Note [Fixed reduction order])."""
+
+
+def stream_align(dtype: str) -> int:
+    """Bytes that a streaming store's address is a multiple of: a cache line, or a block of narrow lanes."""
+    return min(64, W * ITEMSIZE[dtype])
 
 
 @dataclass(slots=True)
