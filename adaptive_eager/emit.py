@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from adaptive_eager.kernels.build import Builder, Val
-from adaptive_eager.kernels.ir import FLAT_COLS, Kernel, Operand, Space, pruned
+from adaptive_eager.kernels.ir import FLAT_COLS, Inner, Kernel, Operand, Space, pruned
+from adaptive_eager.kernels.schedule import TURN
 from adaptive_eager.meta import Meta
 from adaptive_eager.plan import Group, Item, Use, store_slot
 
@@ -124,15 +125,21 @@ class Emitter:
         k = self.known.get((slot, use))
         if k is None:
             strides = self.strides(use)
-            inner = strides[-1]
             k = self.known[slot, use] = len(self.operands)
-            self.operands.append(
-                Operand(memory_dtype, "zero" if inner == 0 else "unit" if inner == 1 else "any")
-            )
+            self.operands.append(Operand(memory_dtype, self.inner(slot, use, strides)))
             self.uses.append(use)
             self.slots.append(slot)
             self.offsets.append(use[1] * itemsize)
         return k
+
+    def inner(self, slot: int, use: Use, strides: tuple[int, ...]) -> Inner:
+        """How an operand's columns lie in memory."""
+        if strides[-1] in (0, 1):
+            return "unit" if strides[-1] else "zero"
+        read_only = slot not in self.group.writes and use[0] == "p"
+        totals = self.group.kinds & {"col", "all"}
+        large = self.outer[-1] >= TURN and self.cols >= TURN
+        return "turn" if strides[-2] == 1 and read_only and large and not totals else "any"
 
     def value(self, slot: int, use: Use, m: Meta, finish: bool) -> Val:
         """An operand's value: what the group wrote, else a load."""

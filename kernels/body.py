@@ -1,4 +1,10 @@
-"""`body(context)`: tasks, their rows, and the passes over a row's columns."""
+"""`body(context)`: tasks, their rows, and the passes over a row's columns.
+
+Note [Transposed operands]
+Neighbouring elements of a transposed operand's row are far apart, those of its column side by side. So
+sixteen rows are read together, a vector of them for each column, turned in registers, and kept in
+scratch, from where each row is read as if it were contiguous. A task is then a multiple of as many rows.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +13,19 @@ from typing import Any
 from adaptive_eager.kernels import reduce
 from adaptive_eager.kernels.frame import Function, Word
 from adaptive_eager.kernels.ir import ITEMSIZE, Kernel, Operand
-from adaptive_eager.kernels.lanes import I8, I64, VALUE, Lanes, constant
+from adaptive_eager.kernels.lanes import (
+    I8,
+    I32,
+    I64,
+    MEMORY,
+    VALUE,
+    Lanes,
+    constant,
+    suffix,
+    undefined,
+)
 from adaptive_eager.kernels.pointwise import compute
-from adaptive_eager.kernels.schedule import Loop, Schedule
+from adaptive_eager.kernels.schedule import TURN, Loop, Schedule, turned
 from llvmlite import ir
 
 
@@ -28,9 +44,10 @@ class Body(Function):
         super().__init__(module, kernel, s, name, width, streams)
         self.sums = [n for n in s.totals if n in s.elem_totals]
         self.tile = {n: i for i, n in enumerate([*s.tiles, *self.sums])}
+        self.turned = {o: len(self.tile) + TURN * i for i, o in enumerate(turned(kernel))}
         self._sizes()
         self.uniforms()
-        if self.tile:
+        if self.tile or self.turned:
             self._take_scratch()
         self._tasks()
         if streams:
@@ -149,6 +166,8 @@ class Body(Function):
     def _row(self, r: Any) -> list[Any]:
         b, s = self.b, self.s
         self._locate(r)
+        if self.turned:
+            self._turn(r)
         self.starts = b.and_(self.fresh, b.icmp_unsigned("==", r, self.first))
         left = b.sub(self.numel, b.mul(r, self.cols))
         self.n = b.select(b.icmp_unsigned("<", left, self.cols), left, self.cols)
@@ -183,6 +202,69 @@ class Body(Function):
             for d in range(1, k.outer):
                 offset = b.add(offset, b.mul(index[d], stride[d]))
             self.at_row.append(b.gep(base, [offset], source_etype=I8))
+
+    def _turn(self, r: Any) -> None:
+        """Note [Transposed operands]: at the first row of a block, or of a task, bring the block."""
+        b = self.b
+        last = self.index[-1]
+        self.low = b.and_(last, self.i64(TURN - 1))
+        first = b.or_(
+            b.icmp_unsigned("==", self.low, self.i64(0)), b.icmp_unsigned("==", r, self.first)
+        )
+        fill, after = b.append_basic_block("turn"), b.append_basic_block("turned")
+        b.cbranch(first, fill, after)
+        b.position_at_end(fill)
+        left = b.sub(self.outer_sizes[-1], b.sub(last, self.low))
+        left = b.select(b.icmp_unsigned("<", left, self.i64(TURN)), left, self.i64(TURN))
+        count = ir.VectorType(I64, TURN)
+        some = b.insert_element(undefined(count), left, ir.Constant(I32, 0))
+        zeros = constant(ir.VectorType(I32, TURN), 0)
+        ramp = ir.Constant(count, list(range(TURN)))
+        rows = b.icmp_unsigned("<", ramp, b.shuffle_vector(some, undefined(count), zeros))
+        for o in self.turned:
+            self.loop(
+                "columns", self.i64(0), self.cols, TURN, [],
+                lambda j, _, o=o: self._turn_block(o, j, rows),
+            )  # fmt: skip
+        b.branch(after)
+        b.position_at_end(after)
+
+    def _turn_block(self, o: int, j: Any, rows: Any) -> list[Any]:
+        """Columns j .. j + 16 of a block of rows into scratch, row by row."""
+        b, dtype = self.b, self.k.operands[o].dtype
+        t, size = ir.VectorType(MEMORY[dtype], TURN), ITEMSIZE[dtype]
+        align = ir.Constant(I32, size)
+        start = b.gep(
+            self.at_row[o], [b.mul(self.low, self.i64(-size))], source_etype=I8
+        )
+        final = b.sub(self.cols, self.i64(1))
+        v = []
+        for c in range(TURN):
+            column = b.add(j, self.i64(c))
+            column = b.select(b.icmp_unsigned("<", column, final), column, final)
+            at = b.gep(start, [b.mul(column, self.stride[o][-1])], source_etype=I8)
+            name = f"llvm.masked.load.{suffix(t)}.p0"
+            v.append(self.e.call(name, t, [at, align, rows, constant(t, 0)]))
+        k = 1
+        while k < TURN:  # exchange blocks of k between vectors k apart
+            for i in range(TURN):
+                if not i & k:
+                    low = [e if not e & k else TURN + e - k for e in range(TURN)]
+                    high = [e + k if not e & k else TURN + e for e in range(TURN)]
+                    picks = [ir.Constant(ir.VectorType(I32, TURN), p) for p in (low, high)]
+                    x, y = v[i], v[i + k]
+                    v[i], v[i + k] = (b.shuffle_vector(x, y, p) for p in picks)
+            k *= 2
+        for row, x in enumerate(v):
+            at = b.gep(self._turned_row(o, self.i64(row)), [b.mul(j, self.i64(size))], source_etype=I8)
+            b.store(x, at, align=size)
+        return []
+
+    def _turned_row(self, o: int, row: Any) -> Any:
+        """Where scratch has a row of a transposed operand's block."""
+        b = self.b
+        at = b.mul(self.tile_bytes, b.add(self.i64(self.turned[o]), row))
+        return b.gep(self.scratch, [at], source_etype=I8)
 
     def _row_value(self, n: int) -> Lanes:
         i = self.k.insts[n]
@@ -234,7 +316,12 @@ class Body(Function):
                 values[n] = Lanes(e, self.b.load(self._tile(n, j), typ=t, align=4), i.dtype)
             elif i.op == "load":
                 o, operand = self.operand(n)
-                values[n] = self.load_block(operand, self.at_row[o], j, self.stride[o][-1], mask)
+                if o in self.turned:
+                    here = Operand(operand.dtype, "unit")
+                    values[n] = self.load_block(here, self._turned_row(o, self.low), j, None, None)
+                else:
+                    at, step = self.at_row[o], self.stride[o][-1]
+                    values[n] = self.load_block(operand, at, j, step, mask)
             elif i.op == "iota":
                 values[n] = e.splat(Lanes(e, j, "i64")) + Lanes(e, e.ramp("i64"), "i64")
             else:

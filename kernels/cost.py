@@ -69,8 +69,8 @@ class _Coster:
         size = ITEMSIZE[operand.dtype]
         if not wide:
             return size * (self.p.rows if strides[-2:-1] == (1,) else 1)
-        if operand.inner != "unit":
-            return size
+        if operand.inner == "any":
+            return size  # a "turn" operand is transposed by DMA on its way (trainium2_arch)
         whole = self.p.cols >= self.space.cols and strides[-2:-1] == (self.space.cols,)
         return size * min(self.p.cols, self.space.cols) * (self.p.rows if whole else 1)
 

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Attr = int | float | str | None
-Inner = Literal["unit", "zero", "any"]
+Inner = Literal["unit", "zero", "any", "turn"]
 Level = Literal["uniform", "row", "elem", "finish"]
 
 FLAT_COLS = 4096
@@ -127,7 +127,8 @@ class Operand:
 
     dtype: str
     inner: Inner
-    """Stride along the columns in elements: 1, 0, or given at run time."""
+    """Stride along the columns in elements: 1, 0, or given at run time. "turn" is given at run time, and the stride
+    along the last outer dim is 1: a transposed operand, read in blocks of rows (loads only)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +274,8 @@ def verify(kernel: Kernel) -> None:
             fail(n, "mixes finish with row or elem values")
         if inst.op in ROW_REDUCE and "finish" in kinds:
             fail(n, "row reduction of a finish value")
+        if inst.op == "store" and kernel.operands[inst.attr].inner == "turn":  # type: ignore[index]
+            fail(n, "a transposed operand is only read")
         if inst.op == "store" and at[n] == "row" and at[inst.args[0]] == "elem":
             fail(n, "an elem value cannot go to an operand with inner stride 0")
         if inst.op in ARITHMETIC | COMPARE and len({kernel.insts[a].dtype for a in inst.args}) > 1:

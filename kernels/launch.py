@@ -21,11 +21,13 @@ from adaptive_eager.kernels.ir import ITEMSIZE, Kernel, Space, rows_per_task, ve
 from adaptive_eager.kernels.listing import listing
 from adaptive_eager.kernels.schedule import (
     SHORT_W,
+    TURN,
     Schedule,
     W,
     schedule,
     seconds_per_element,
     stream_align,
+    turned,
 )
 from adaptive_eager.kernels.scratch import scratch
 
@@ -209,10 +211,13 @@ class Launch:
         self._aligned: tuple[tuple[int, int], ...] = () if short else self._streams()
         self._code = compiled.code(SHORT_W if short else W, bool(self._aligned))
         per = rows_per_task(rows, cols)
+        blocks = turned(k)
+        if blocks and not s.totals:  # no sum depends on what a task is
+            per = -(-per // TURN) * TURN
         self.tasks = -(-rows // per)
         self.cost = space.numel * compiled.seconds_per_element
         tile = (cols * 8 + 8 * W + 63) & -64
-        self._tiles_bytes = tile * (len(s.tiles) + len(s.elem_totals))
+        self._tiles_bytes = tile * (len(s.tiles) + len(s.elem_totals) + TURN * len(blocks))
         sizes = [8 * (cols if n in s.elem_totals else self.tasks) for n in s.totals]
         self._partials = [sum(sizes[:n]) for n in range(len(sizes))]
         self._partial_bytes = (sum(sizes) + 63) & -64

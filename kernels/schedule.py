@@ -25,6 +25,10 @@ def stream_align(dtype: str) -> int:
     return min(64, W * ITEMSIZE[dtype])
 
 
+TURN = 16
+"""Rows of a transposed operand that are read together: a cache line of float32."""
+
+
 @dataclass(slots=True)
 class Loop:
     """One pass over a row's columns. needs: elem values in order. The others are instruction numbers."""
@@ -59,6 +63,12 @@ class Schedule:
     elem_totals: set[int]
     single: list[int]
     column: list[int]
+
+
+def turned(kernel: Kernel) -> list[int]:
+    """Operands that are read in blocks of rows."""
+    loaded = {i.attr for i in kernel.insts if i.op == "load"}
+    return [o for o, x in enumerate(kernel.operands) if x.inner == "turn" and o in loaded]
 
 
 def schedule(kernel: Kernel) -> Schedule:

@@ -140,7 +140,7 @@ class _Drawer:
         if self.flat:
             inner, shares = self.pick("unit", "unit", "unit", "any", "zero"), (False,) * outer
         else:
-            inner = self.pick("unit", "unit", "unit", "any", "zero")
+            inner = self.pick("unit", "unit", "unit", "any", "zero", "turn")
             shares = tuple([self.pick(False, False, True) for _ in range(outer)])
         k = self.operand(dtype, inner, shares)
         self.known.append((self.b.load(k, dtype), "row" if inner == "zero" else "elem"))
@@ -257,10 +257,17 @@ def memory(draw, kernel, d):
         numel = cols * int(np.prod(sizes))
     arrays, strides = [], []
     for k, o in enumerate(kernel.operands):
-        step = {"unit": 1, "zero": 0, "any": int(rng.integers(2, 4))}[o.inner]
+        step = {"unit": 1, "zero": 0, "any": int(rng.integers(2, 4)), "turn": 0}[o.inner]
         if d.flat:
             outer = (step * cols if sizes[0] > 1 else 0,)
             reach = (sizes[0] * cols) * max(1, step)
+        elif o.inner == "turn":  # the last outer dim is contiguous, then the columns, then the others
+            step = sizes[-1] + int(rng.integers(0, 3))
+            reach, steps = step * cols, [1]
+            for size, shared in zip(reversed(sizes[:-1]), reversed(d.shares[k][:-1]), strict=True):
+                steps.append(0 if shared else reach)
+                reach *= 1 if shared else size
+            outer = tuple(reversed(steps))
         else:
             reach, steps = max(1, cols * step), []
             for size, shared in zip(reversed(sizes), reversed(d.shares[k]), strict=True):
