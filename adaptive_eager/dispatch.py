@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from adaptive_eager import backward, fallback, views
+from adaptive_eager import backward, fallback, patches, views
+from adaptive_eager.ops import foreach
 from adaptive_eager.ops.special import HANDLERS
 from adaptive_eager.record import TAPE
 from adaptive_eager.tensor import connect
@@ -40,6 +41,10 @@ def classify(func: Any) -> Handler:
     special = HANDLERS.get(str(func))
     if special is not None:
         return special
+    if func._schema.name.startswith("aten::_foreach_"):
+        loop = foreach.handler(func)
+        if loop is not None:
+            return loop
     tags = func.tags
     if torch.Tag.inplace_view in tags:
         return views.inplace_view
@@ -68,4 +73,5 @@ def node(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 backward.install()
+patches.install()
 connect(TAPE, slow)

@@ -23,7 +23,6 @@ from adaptive_eager.device_sim.hbm import HBM
 from adaptive_eager.device_sim.spec import SPECS, TRN2, ChipSpec, named
 from adaptive_eager.meta import Meta
 
-
 MAX_VIEWS = 20_000
 """Host views that are kept for the next time: a step of a training loop has hundreds, at the same few places."""
 

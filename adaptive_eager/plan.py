@@ -24,7 +24,7 @@ MAX_OPS = 64
 """Nodes of a group: bounds compile time."""
 MAX_OPERANDS = 28
 LOOK_BACK = 64
-"""How many groups back a node looks for one to join."""
+"""How many launches back one looks for an equal kernel to become a job of."""
 
 Use = tuple[str, int, tuple[int, ...]]
 """How a slot is used over a group's dims: class ("p" while rows run, "f"/"c" after), offset, strides."""
@@ -293,52 +293,85 @@ def start(node: Node) -> Group:
     return g
 
 
-def blocks(g: Group, reads: set[int], writes: set[int]) -> bool:
-    """Rule (4): whether something with these reads and writes must stay after the group."""
-    return any(s in g.writes for s in reads) or any(s in g.writes or s in g.reads for s in writes)
+class _Order:
+    """Groups in launch order while they are formed: which of them touch and write each slot, by position."""
+
+    def __init__(self) -> None:
+        self.groups: list[Group | None] = []
+        self.touch: dict[int, set[int]] = {}
+        self.write: dict[int, set[int]] = {}
+
+    def note(self, at: int, g: Group) -> None:
+        """A group has come to a position, or has grown there."""
+        for s in g.touches():
+            self.touch.setdefault(s, set()).add(at)
+        for s in g.writes:
+            self.write.setdefault(s, set()).add(at)
+
+    def drop(self, at: int) -> None:
+        """A position is empty from now on."""
+        g = self.groups[at]
+        assert g is not None
+        for s in g.touches():
+            self.touch[s].discard(at)
+        for s in g.writes:
+            self.write[s].discard(at)
+        self.groups[at] = None
+
+    def add(self, node: Node) -> None:
+        """Put a node into a group, a new one if need be, and join the groups that feed it."""
+        reads, writes = set(read_slots(node)), set(write_slots(node))
+        fused = node.recipe.body is not None
+        at = self._join(node, reads, writes) if fused else -1
+        if at < 0:
+            at = len(self.groups)
+            self.groups.append(start(node))
+        g = self.groups[at]
+        assert g is not None
+        self.note(at, g)
+        if fused:
+            self._merge_sources(at, reads)
+
+    def _join(self, node: Node, reads: set[int], writes: set[int]) -> int:
+        """The last group that the node joins, no earlier than rule (4) allows; -1 for none."""
+        none: set[int] = set()
+        after = [max(self.write.get(s) or (-1,)) for s in reads]
+        after += [max(self.touch.get(s) or (-1,)) for s in writes]
+        floor = max(after, default=-1)
+        near = {p for s in reads | writes for p in self.touch.get(s, none) if p >= floor}
+        for at in sorted(near, reverse=True):
+            g = self.groups[at]
+            if g is not None and g.library is None and join(g, node):
+                return at
+        return -1
+
+    def _merge_sources(self, at: int, reads: set[int]) -> None:
+        """Merge earlier groups that feed the one at `at` into it, nearest first, where rule (4) lets them move there."""
+        none: set[int] = set()
+        sources = {p for s in reads for p in self.write.get(s, none) if p < at}
+        for i in sorted(sources, reverse=True):
+            g, target = self.groups[i], self.groups[at]
+            assert target is not None
+            if g is None or g.library is not None:
+                continue
+            passed = [self.write.get(s, none) for s in (*g.reads, *g.writes)]
+            passed += [self.touch.get(s, none) for s in g.writes]
+            if any(i < p < at for positions in passed for p in positions):
+                continue
+            merged = _merged(g, target)
+            if merged is not None:
+                self.drop(i)
+                self.drop(at)
+                self.groups[at] = merged
+                self.note(at, merged)
 
 
 def grouped(nodes: list[Node]) -> list[Group]:
     """Groups in launch order."""
-    groups: list[Group] = []
+    order = _Order()
     for node in nodes:
-        reads, writes = set(read_slots(node)), set(write_slots(node))
-        chosen = -1
-        if node.recipe.body is not None:
-            for i in range(len(groups) - 1, max(-1, len(groups) - 1 - LOOK_BACK), -1):
-                g = groups[i]
-                if g.library is None and (reads | writes) & g.touches() and join(g, node):
-                    chosen = i
-                    break
-                if blocks(g, reads, writes):
-                    break
-        if chosen < 0:
-            groups.append(start(node))
-            chosen = len(groups) - 1
-        if node.recipe.body is not None:
-            _merge_sources(groups, chosen, reads)
-    return groups
-
-
-def _merge_sources(groups: list[Group], at: int, reads: set[int]) -> None:
-    """Merge earlier groups that feed the one at `at` into it, nearest first, where rule (4) lets them move there."""
-    for i in range(at - 1, max(-1, at - 1 - LOOK_BACK), -1):
-        g = groups[i]
-        if g.library is not None or not any(s in g.writes for s in reads):
-            continue
-        mine, written = set(g.reads), set(g.writes)
-        if any(_after(between, mine, written) for between in groups[i + 1 : at]):
-            continue
-        merged = _merged(g, groups[at])
-        if merged is not None:
-            groups[at] = merged
-            del groups[i]
-            at -= 1
-
-
-def _after(g: Group, reads: set[int], writes: set[int]) -> bool:
-    """Whether group g, which runs later, must stay after something with these reads and writes."""
-    return any(s in writes for s in g.reads) or any(s in writes or s in reads for s in g.writes)
+        order.add(node)
+    return [g for g in order.groups if g is not None]
 
 
 def _merged(a: Group, b: Group) -> Group | None:

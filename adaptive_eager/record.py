@@ -233,7 +233,8 @@ class Tape:
                     quick += (a._meta, a._buf.slot)
                 else:
                     quick.append(type(a))
-            if len(call.args) == 1 or type(call.args[1]) in (NeuronTensor, float, int):
+            rest = [type(a) for a in call.args[1:]]
+            if rest in ([], [float], [int]) or (len(rest) < 3 and set(rest) == {NeuronTensor}):
                 at.next[tuple(quick)] = node
         self.nodes += 1
         return node

@@ -294,9 +294,7 @@ class LibraryStep(Step):
         draw = None
         if self.seeded:
             draw = (int(scalars[-2]), int(scalars[-1]))
-        args = [
-            tensors[a.i] if type(a) is T else fill(a, tensors, scalars) for a in self.args
-        ]
+        args = [tensors[a.i] if type(a) is T else fill(a, tensors, scalars) for a in self.args]
         kwargs = {k: fill(v, tensors, scalars) for k, v in self.kwargs.items()}
         if self.out_of is not None:
             self.out_of(*args, **kwargs, out=tensors[-1])

@@ -73,6 +73,17 @@ class NeuronTensor(torch.Tensor):
                                 scalar = b
                         elif n == 1:
                             node = at.next.get((f, a._meta, ba.slot))
+                        elif n == 3:
+                            b, c = args[1], args[2]
+                            if type(b) is NeuronTensor and type(c) is NeuronTensor:
+                                bb, bc = b._buf, c._buf
+                                if bb.seg is not seg:
+                                    TAPE.slot(bb)
+                                if bc.seg is not seg:
+                                    TAPE.slot(bc)
+                                node = at.next.get(
+                                    (f, a._meta, ba.slot, b._meta, bb.slot, c._meta, bc.slot)
+                                )
                         if node is not None:
                             if node.make is None:
                                 if scalar is not None:

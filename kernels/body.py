@@ -234,9 +234,7 @@ class Body(Function):
         b, dtype = self.b, self.k.operands[o].dtype
         t, size = ir.VectorType(MEMORY[dtype], TURN), ITEMSIZE[dtype]
         align = ir.Constant(I32, size)
-        start = b.gep(
-            self.at_row[o], [b.mul(self.low, self.i64(-size))], source_etype=I8
-        )
+        start = b.gep(self.at_row[o], [b.mul(self.low, self.i64(-size))], source_etype=I8)
         final = b.sub(self.cols, self.i64(1))
         v = []
         for c in range(TURN):
@@ -256,7 +254,9 @@ class Body(Function):
                     v[i], v[i + k] = (b.shuffle_vector(x, y, p) for p in picks)
             k *= 2
         for row, x in enumerate(v):
-            at = b.gep(self._turned_row(o, self.i64(row)), [b.mul(j, self.i64(size))], source_etype=I8)
+            at = b.gep(
+                self._turned_row(o, self.i64(row)), [b.mul(j, self.i64(size))], source_etype=I8
+            )
             b.store(x, at, align=size)
         return []
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from adaptive_eager import lower
+from adaptive_eager.tensor import FAST
 
 aten = torch.ops.aten
 
@@ -82,6 +83,8 @@ TABLE: dict[str, str | None] = {
     "nll_loss_backward.default": None,
     "nll_loss2d_forward.default": None,
     "nll_loss2d_backward.default": None,
+    "mse_loss.default": None,
+    "mse_loss_backward.default": None,
     "max_pool2d_with_indices.default": None,
     "max_pool2d_with_indices_backward.default": None,
     "avg_pool2d.default": None,
@@ -105,6 +108,12 @@ TABLE: dict[str, str | None] = {
 }
 
 
+TENSORS_ONLY = frozenset(
+    {"mm.default", "bmm.default", "mv.default", "dot.default", "addmm.default", "baddbmm.default"}
+)
+"""Ops that the inlined path may look up: called with tensors alone they are nodes like pointwise ones."""
+
+
 def register() -> None:
     """Enter the table."""
     for name, out in TABLE.items():
@@ -118,6 +127,8 @@ def register() -> None:
             p, o = out.split(".")
             target = getattr(getattr(aten, p), o)
         lower.LIBRARY[id(op)] = target
+        if name in TENSORS_ONLY:
+            FAST.add(id(op))
 
 
 register()

@@ -7,7 +7,7 @@ import time
 os.environ["ADAPTIVE_EAGER_CACHE_DIR"] = tempfile.mkdtemp()
 
 from adaptive_eager.kernels.build import Builder, Val, fn, maximum, row_max, row_sum
-from adaptive_eager.kernels.ir import Kernel, Operand
+from adaptive_eager.kernels.ir import Kernel, Operand, Space
 from adaptive_eager.kernels.launch import compile_kernel
 
 
@@ -32,7 +32,7 @@ def main() -> None:
         b.store(f(b.load(0, "f32")), 1)
         kernel = Kernel(1, (Operand("f32", "unit"),) * 2, (), tuple(b.insts))
         start = time.perf_counter()
-        compile_kernel(kernel)
+        compile_kernel(kernel).bind(Space((2,), 64, 128, ((64, 1), (64, 1))))
         print(f"{name:<20}{1e3 * (time.perf_counter() - start):>8.1f} ms")
 
 

@@ -261,7 +261,9 @@ def memory(draw, kernel, d):
         if d.flat:
             outer = (step * cols if sizes[0] > 1 else 0,)
             reach = (sizes[0] * cols) * max(1, step)
-        elif o.inner == "turn":  # the last outer dim is contiguous, then the columns, then the others
+        elif (
+            o.inner == "turn"
+        ):  # the last outer dim is contiguous, then the columns, then the others
             step = sizes[-1] + int(rng.integers(0, 3))
             reach, steps = step * cols, [1]
             for size, shared in zip(reversed(sizes[:-1]), reversed(d.shares[k][:-1]), strict=True):

@@ -207,7 +207,7 @@ def test_counts_and_texts():
     c.bind(ir.Space((1,), 9, 9, ((0, 1), (0, 1))))
     assert launch.stats.compiled + launch.stats.from_disk == compiled + 1
     assert launch.stats.reused == reused + 1
-    assert "for col in columns" in c.source and "@\"body_kernel\"" in c.llvm
+    assert "for col in columns" in c.source and '@"body_kernel"' in c.llvm
 
 
 def test_threads_compile_a_kernel_once():
@@ -227,9 +227,7 @@ def test_streaming_stores_have_the_same_bits(memory, monkeypatch):
     """A large result is written past the caches; a view that starts between two lines is written plainly."""
     n = 70_001
     x = RNG.standard_normal(n).astype(np.float32)
-    k = kernel(
-        lambda b: b.store(b.load(0, "f32") * 3 + 1, 1), [("f32", "unit"), (memory, "unit")]
-    )
+    k = kernel(lambda b: b.store(b.load(0, "f32") * 3 + 1, 1), [("f32", "unit"), (memory, "unit")])
     want = np.zeros(n, NP[memory])
     run_flat(k, [x, want])
     monkeypatch.setattr(launch, "STREAM_BYTES", 1)
