@@ -55,21 +55,30 @@ def classify(func: Any) -> Handler:
         return views.view
     if any("Tensor" not in str(r.type) for r in schema.returns):
         return fallback.immediate
-    return node
+    return out_node if any(a.is_out for a in schema.arguments) else node
 
 
 def node(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record; where output metadata cannot be known beforehand, run at once."""
-    device = kwargs.get("device")
-    if device is not None and torch.device(device).type != "neuron":
+    if kwargs and elsewhere(kwargs):
         return fallback.immediate(func, args, kwargs)
-    out = kwargs.get("out")
-    if out is not None or func._schema.is_mutable and any(a.is_out for a in func._schema.arguments):
-        return fallback.out_variant(func, args, kwargs)
     result = TAPE.record(func, args, kwargs)
     if result is NotImplemented:
         return fallback.immediate(func, args, kwargs)
     return result
+
+
+def out_node(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The same for an op that writes into a tensor it is given."""
+    if elsewhere(kwargs):
+        return fallback.immediate(func, args, kwargs)
+    return fallback.out_variant(func, args, kwargs)
+
+
+def elsewhere(kwargs: dict[str, Any]) -> bool:
+    """Whether a call asks for its result on another device."""
+    device = kwargs.get("device")
+    return device is not None and torch.device(device).type != "neuron"
 
 
 backward.install()

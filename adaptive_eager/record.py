@@ -174,7 +174,8 @@ class Tape:
             node = at.next.get((id(recipe), ins))
             if node is None:
                 node = self.grow(seg, recipe, ins, call)
-            fresh = [Buffer(span_bytes(m)) for m in recipe.outs]
+            sizes = [span_bytes(m) for m in recipe.outs] if node.make is None else (node.nbytes,)
+            fresh = [Buffer(n) for n in sizes]
             slot = at.nbufs
             for b in fresh:
                 b.seg, b.slot = seg, slot
@@ -187,6 +188,7 @@ class Tape:
             seg.repair()
             raise
         del fresh[:]
+        # a reference would keep a dead result alive in a cut
         b = None  # type: ignore[assignment]
         result: Any
         if recipe.single:

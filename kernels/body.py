@@ -222,10 +222,11 @@ class Body(Function):
         ramp = ir.Constant(count, list(range(TURN)))
         rows = b.icmp_unsigned("<", ramp, b.shuffle_vector(some, undefined(count), zeros))
         for o in self.turned:
-            self.loop(
-                "columns", self.i64(0), self.cols, TURN, [],
-                lambda j, _, o=o: self._turn_block(o, j, rows),
-            )  # fmt: skip
+
+            def block(j: Any, _: list[Any], o: int = o) -> list[Any]:
+                return self._turn_block(o, j, rows)
+
+            self.loop("columns", self.i64(0), self.cols, TURN, [], block)
         b.branch(after)
         b.position_at_end(after)
 

@@ -98,21 +98,15 @@ class Compiled:
         self.schedule: Schedule = schedule(kernel)
         self.seconds_per_element = seconds_per_element(kernel)
         loaded = {i.attr for i in kernel.insts if i.op in ("load", "fload")}
-        self.fresh = frozenset(
-            [
-                i.attr
-                for n, i in enumerate(kernel.insts)
-                if i.op == "store" and self.streamable(n) and i.attr not in loaded
-            ]
-        )
+        wide = {n for loop in self.schedule.loops for n in loop.stores}
+        fresh: set[int] = set()
+        for n in wide:
+            o = kernel.insts[n].attr
+            assert isinstance(o, int)
+            if kernel.operands[o].inner == "unit" and o not in loaded:
+                fresh.add(o)
+        self.fresh = frozenset(fresh)
         self._code: dict[tuple[int, bool], Code] = {}
-
-    def streamable(self, n: int) -> bool:
-        """Whether a store writes whole rows side by side."""
-        i = self.kernel.insts[n]
-        assert isinstance(i.attr, int)
-        wide = any(n in loop.stores for loop in self.schedule.loops)
-        return wide and self.kernel.operands[i.attr].inner == "unit"
 
     def code(self, width: int, stream: bool = False) -> Code:
         """Machine code for blocks of so many lanes, made when it is first asked for. stream: operands
@@ -129,7 +123,7 @@ class Compiled:
         """LLVM assembly of functions called `body_<name>` and `finish_<name>`."""
         from adaptive_eager.kernels.codegen import generate
 
-        streams = self.fresh if stream else frozenset()
+        streams: frozenset[int] = self.fresh if stream else frozenset()
         return str(generate(self.kernel, self.schedule, name, width, streams))
 
     @property

@@ -2,7 +2,7 @@
 
 torch has such loops of its own, in C++, but their ops come back through its whole dispatcher. The common ones go
 straight to the recorder instead, at a third of the cost; equal kernels side by side then become one launch (`steps`).
-In-place forms bump no version counters here: autograd does so for the list, before the op comes to us.
+Autograd counts a write for each element's op, not for the list's: here it is told of the list.
 """
 
 from __future__ import annotations
@@ -69,4 +69,7 @@ def each(one: Any, inplace: bool, fused: bool, args: Any, kwargs: dict[str, Any]
         if own.get("value") in (1, None) and fused:
             own = {}
         out.append(dispatch(one, (), row, own))
-    return None if inplace else out
+    if inplace:
+        torch.autograd.graph.increment_version(args[0])
+        return None
+    return out

@@ -4,6 +4,8 @@ import subprocess
 import sys
 import textwrap
 
+import torch
+
 
 def exit_code(code):
     return subprocess.run(
@@ -49,3 +51,18 @@ def test_batch_norms_meta_kernel_promises_statistics_it_does_not_save():
         ]
 
     assert shapes("cpu") != shapes("meta")
+
+
+def test_list_forms_need_exact_types():
+    """Optimizers still ask for exactly torch's own tensor types; once they do not, `patches._foreach` can go."""
+    from torch.optim.optimizer import _default_to_fused_or_foreach, _foreach_supported_types
+
+    from adaptive_eager.tensor import NeuronTensor
+
+    p = torch.nn.Parameter(torch.ones(2).to("neuron"))
+    where = _foreach_supported_types.index(NeuronTensor)
+    _foreach_supported_types.remove(NeuronTensor)
+    try:
+        assert not _default_to_fused_or_foreach([p], differentiable=False)[1]
+    finally:
+        _foreach_supported_types.insert(where, NeuronTensor)
