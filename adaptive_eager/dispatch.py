@@ -14,7 +14,7 @@ from adaptive_eager import backward, fallback, patches, views
 from adaptive_eager.ops import foreach
 from adaptive_eager.ops.special import HANDLERS
 from adaptive_eager.record import TAPE
-from adaptive_eager.tensor import connect
+from adaptive_eager.tensor import NeuronTensor, connect
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -41,6 +41,11 @@ def classify(func: Any) -> Handler:
     special = HANDLERS.get(str(func))
     if special is not None:
         return special
+    if (
+        func._schema.name in ("aten::index", "aten::_unsafe_index")
+        and len(func._schema.arguments) == 2
+    ):
+        return index
     if func._schema.name.startswith("aten::_foreach_"):
         loop = foreach.handler(func)
         if loop is not None:
@@ -66,6 +71,17 @@ def node(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if result is NotImplemented:
         return fallback.immediate(func, args, kwargs)
     return result
+
+
+MASKS = (torch.bool, torch.uint8)
+
+
+def index(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """x[i, j, ...]: of known shape, unless a mask is among the indices."""
+    known = [i is None or (type(i) is NeuronTensor and i._meta.dtype not in MASKS) for i in args[1]]
+    if type(args[0]) is NeuronTensor and all(known):
+        return node(func, args, kwargs)
+    return fallback.immediate(func, args, kwargs)
 
 
 def out_node(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -159,3 +159,22 @@ def test_dead_results_never_touch_memory():
     stats, _ = measure(lambda: [(x * 2).exp() for _ in range(5)] and None)
     assert stats.launches == 0
     assert torch.neuron.memory_stats()["allocation.all.allocated"] == before
+
+
+def test_integer_indices_are_recorded():
+    """x[i] with integer tensors cuts nothing and goes to no CPU; a mask, whose result's size it decides, does both."""
+    x, i = torch.randn(6, 5), torch.tensor([[0, 3], [-1, 2]])
+    a, j = x.to("neuron"), i.to("neuron")
+    with neuron_eager(default_device=False) as s:
+        results = [a[j], a[:, j.clamp(0, 4)], a[j, j.clamp(0, 4)]]
+        assert s.stats.segments == 0
+        for got, want in zip(
+            results, [x[i], x[:, i.clamp(0, 4)], x[i, i.clamp(0, 4)]], strict=True
+        ):
+            assert torch.equal(got.cpu(), want)
+        assert s.fallbacks == {}
+        assert torch.equal(a[a > 0].cpu(), x[x > 0])
+        assert s.fallbacks == {"aten.index.Tensor": 1}
+    bad = a[torch.tensor([9]).to("neuron")]
+    with pytest.raises(IndexError, match="index 9 is out of bounds"):
+        bad.cpu()
