@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from adaptive_eager import neuron_eager
 
 SHAPES = [(3,), (4, 5), (1,), (70,), (300,), (2, 3, 4), (5000,)]
+# Values stay small: the CPU is compared within rounding, and nothing here amplifies it.
 ALONE = ["{x}.mul_(0.5).add_(1)", "{x} = {x} * 2 - 1", "{x} = ({x} * {x}).exp().clamp(max=2)",
-         "{x} = {x} * torch.linalg.vector_norm({x})", "{x} = {x} - {x}.mean()"]  # fmt: skip
-PAIRS = ["{x} = {x} + {y}.sum()", "{x}.add_({y}.amax())", "{y}.copy_({x}.sum() * torch.ones_like({y}))",
+         "{x} = {x} / (torch.linalg.vector_norm({x}) + 1)", "{x} = {x} - {x}.mean()"]  # fmt: skip
+PAIRS = ["{x} = {x} + {y}.mean()", "{x}.add_({y}.amax())", "{y}.copy_({x}.mean() * torch.ones_like({y}))",
          "{x} = {x} * {y}.reshape(-1)[0]"]  # fmt: skip
 EVERY = ["torch._foreach_mul_(ts, 0.75)", "ns = torch._foreach_norm(ts); torch._foreach_mul_(ts, 1 / (torch.stack(ns).sum() + 1))",
          "torch._foreach_add_(ts, 0.125)", "torch._foreach_lerp_(ts, [t * 0 + 1 for t in ts], 0.1)"]  # fmt: skip
