@@ -38,4 +38,4 @@ def _snapshot(device: Any = None) -> dict[str, Any]:
 def _dump_snapshot(filename: str | Path = "dump_snapshot.pickle") -> None:
     """Write `_snapshot()` where pytorch.org/memory_viz can read it."""
     with Path(filename).open("wb") as f:
-        pickle.dump(_snapshot(), f)
+        pickle.dump(_snapshot(), f, protocol=4)  # the visualiser reads no later one
