@@ -14,7 +14,7 @@ def install() -> None:
 
 def _foreach() -> None:
     """Optimizers and gradient clipping take their list-at-a-time form only for parameters of exactly torch's own types,
-    though the device is on their list. For neuron tensors it saves three quarters of an optimizer step's recording."""
+    though the device is on their list. For neuron tensors it saves most of an optimizer step's recording."""
     from torch.optim import optimizer
     from torch.utils import _foreach_utils
 

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 
 from adaptive_eager import neuron_eager
 
+torch.manual_seed(0)
 with neuron_eager() as session:
     x = torch.randn(512, 256)  # on `neuron`: the scope's default device
     weight, bias = torch.ones(256), torch.zeros(256)

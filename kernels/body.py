@@ -41,7 +41,8 @@ class Body(Function):
         width: int,
         streams: frozenset[int] = frozenset(),
     ) -> None:
-        super().__init__(module, kernel, s, name, width, streams)
+        super().__init__(module, kernel, s, name, width)
+        self.streams = streams
         self.sums = [n for n in s.totals if n in s.elem_totals]
         self.tile = {n: i for i, n in enumerate([*s.tiles, *self.sums])}
         self.turned = {o: len(self.tile) + TURN * i for i, o in enumerate(turned(kernel))}

@@ -14,8 +14,8 @@ but is memory that wide rows need twice as much of as of their input.
 
 Note [Streaming stores]
 A plain store first reads the line it writes. For a result larger than the caches that is a third of the
-traffic of a copy, and what else they held is gone. Such results are written past them: 20 to 30 % less
-time at 16 million elements. A fence at the end of the body makes them visible before its thread is done.
+traffic of a copy, and what else they held is gone. Such results are written past them. A fence at the
+end of the body makes them visible before its thread is done.
 """
 
 from __future__ import annotations
@@ -79,15 +79,9 @@ class Function:
     """One function of a kernel, `<name>(context)`. scalar: values of which there is one at this point."""
 
     def __init__(
-        self,
-        module: ir.Module,
-        kernel: Kernel,
-        s: Schedule,
-        name: str,
-        width: int,
-        streams: frozenset[int] = frozenset(),
+        self, module: ir.Module, kernel: Kernel, s: Schedule, name: str, width: int
     ) -> None:
-        self.k, self.s, self.w, self.streams = kernel, s, width, streams
+        self.k, self.s, self.w = kernel, s, width
         self.layout = Layout(kernel, len(s.totals))
         f = ir.Function(module, ir.FunctionType(ir.VoidType(), [PTR]), name)
         self.b = ir.IRBuilder(f.append_basic_block("entry"))

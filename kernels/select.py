@@ -14,9 +14,7 @@ from dataclasses import dataclass, field
 
 from adaptive_eager.kernels.build import Builder, Val, fn, maximum
 from adaptive_eager.kernels.ir import (
-    FLOATS,
     INTS,
-    ITEMSIZE,
     MATH,
     ROW_REDUCE,
     TOTAL,
@@ -285,11 +283,3 @@ class _Selector:
 def select(kernel: Kernel) -> Selection:
     """The engine instructions of a verified kernel in which nothing is in vain (`ir.pruned`)."""
     return _Selector(kernel).run()
-
-
-def size_of(memory: str) -> int:
-    """Bytes of an element of a memory dtype."""
-    return ITEMSIZE[memory]
-
-
-__all__ = ["FLOATS", "Op", "Selection", "select", "size_of"]

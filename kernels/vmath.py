@@ -9,7 +9,7 @@ f32 only; f64 goes to libm. Errors are the largest seen over some million points
 exp 1.0 ULP, exp2 1.0, expm1 1.3, log 0.8, log1p 1.5, tanh 2.3, sigmoid 2.2, erf 1.4, sin and cos 1.5.
 
 Note [Underflow]
-An instruction whose result is subnormal, or rounds to zero from there, takes a hundred times as long.
+An instruction whose result is subnormal, or rounds to zero from there, is handled by microcode, slowly.
 So lanes that come to zero in any case, as attention masks make half of them do, compute something else
 on the way.
 

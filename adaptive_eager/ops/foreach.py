@@ -1,7 +1,7 @@
 """Ops on lists of tensors, as optimizers call them: each is its op, tensor by tensor.
 
 torch has such loops of its own, in C++, but their ops come back through its whole dispatcher. The common ones go
-straight to the recorder instead, at a third of the cost; equal kernels side by side then become one launch (`steps`).
+straight to the recorder instead; equal kernels side by side then become one launch (`steps`).
 Autograd counts a write for each element's op, not for the list's: here it is told of the list.
 """
 

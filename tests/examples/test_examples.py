@@ -25,10 +25,10 @@ def test_gpt_follows_the_cpus_curve():
 
 
 def test_gpt_has_the_same_bits_in_every_mode():
-    """Losses and final weights are identical in each mode, with segments of any length, and with byte budget 1."""
+    """Losses and final weights are identical in each mode, with segments of any length, byte budget 1 and little SBUF."""
     from train_gpt import Config, train
 
-    from adaptive_eager import neuron_eager
+    from adaptive_eager import TRN2, neuron_eager
 
     config = Config(layers=1, width=32, heads=2, batch=4, context=32, steps=4)
     results = []
@@ -39,6 +39,7 @@ def test_gpt_has_the_same_bits_in_every_mode():
         {},
         dict(byte_budget=1),
         dict(max_ops=20),
+        dict(spec=TRN2.replace(name="tiny", sbuf_bytes=128 * 4096)),
     ):
         with neuron_eager(default_device=False, **options):
             model, losses = train(config, "neuron")

@@ -178,3 +178,42 @@ def test_integer_indices_are_recorded():
     bad = a[torch.tensor([9]).to("neuron")]
     with pytest.raises(IndexError, match="index 9 is out of bounds"):
         bad.cpu()
+
+
+def test_transposed_operands_are_read_in_blocks():
+    """Of x.t() and y one lies across the rows: the kernel turns it. Small ones, and written ones, are read as they lie."""
+    x, y = torch.randn(40, 50).to("neuron"), torch.randn(50, 40).to("neuron")
+    with neuron_eager(default_device=False) as s:
+        z = x.t() * 2 + y
+        torch.neuron.synchronize()
+    assert sorted(o.inner for o in s.kernels[-1].kernel.operands) == ["turn", "unit", "unit"]
+    with neuron_eager(default_device=False) as s:
+        w = x[:9].t() * 2
+        v = x.t().mul_(2)
+        torch.neuron.synchronize()
+    assert all(o.inner != "turn" for k in s.kernels for o in k.kernel.operands)
+    assert z is not None and w is not None and v is not None
+
+
+def test_kernels_hold_nothing_in_vain():
+    """A reduction whose result is dead is not computed for the sake of the rest of its group."""
+    x = torch.randn(8, 64).to("neuron")
+    with neuron_eager(default_device=False) as s:
+        y = x * 2
+        dead = y.sum() + y.sum(-1).amax()
+        del dead
+        torch.neuron.synchronize()
+    (kernel,) = [k.kernel for k in s.kernels]
+    assert {i.op for i in kernel.insts} <= {"load", "store", "mul", "scalar", "cast", "const"}
+    assert y is not None
+
+
+def test_host_views_are_found_again():
+    """A library kernel that runs on the same memory again uses the tensors it used before."""
+    from adaptive_eager.memory import memory
+
+    x = torch.randn(8, 8).to("neuron")
+    torch.neuron.synchronize()
+    first = memory().view(x._buf, x._meta)
+    assert memory().view(x._buf, x._meta) is first and first.data_ptr() == x._buf.block.address
+    assert memory().view(x._buf, x.t()._meta) is not first

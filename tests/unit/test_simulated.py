@@ -208,6 +208,17 @@ def test_poison_shows_memory_that_nobody_wrote():
     assert run.stdout.strip() == "True", run.stderr
 
 
+def test_the_environment_limits_splits():
+    """`ADAPTIVE_EAGER_MAX_SPLIT_BYTES` reaches the allocator; what can't work is refused by name."""
+    code = "from adaptive_eager.memory import memory; print(memory().hbm.max_split_bytes)"
+    for value, word in (("4194304", "4194304"), ("5", "max_split_bytes must be at least")):
+        run = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"ADAPTIVE_EAGER_MAX_SPLIT_BYTES": value}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert word in run.stdout + run.stderr
+
+
 def test_without_a_record_nothing_is_kept():
     """simulate=False leaves the record empty, and the results the same."""
     with neuron_eager(default_device=False, simulate=False) as s:
