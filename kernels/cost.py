@@ -11,9 +11,6 @@ from adaptive_eager.kernels.ir import ITEMSIZE, ROW_REDUCE, Kernel, Space, level
 from adaptive_eager.kernels.select import Op
 from adaptive_eager.kernels.tiling import Load, Put, TilePlan, sharing, tile_plan
 
-MOVING = 512
-"""Columns that one matrix instruction takes."""
-
 
 @lru_cache(maxsize=8192)
 def planned(kernel: Kernel, space: Space, spec: ChipSpec) -> tuple[bool, Work]:
@@ -37,7 +34,8 @@ class _Coster:
     def __init__(self, plan: TilePlan) -> None:
         self.p, self.k, self.space = plan, plan.kernel, plan.space
         self.at = levels(plan.kernel)
-        self.partitions = min(plan.partitions, -(-self.space.rows // plan.rows)) or 1
+        self.partitions = min(plan.spec.partitions, -(-self.space.rows // plan.rows)) or 1
+        self.moving = plan.spec.tensor_moving
         self.tiles, self.blocks = plan.tiles(), plan.blocks
 
     def work(self) -> Work:
@@ -135,8 +133,8 @@ class _Coster:
         free = self.p.rows * min(self.p.cols, self.space.cols) if wide else self.p.rows
         after = tuple(sorted({made[r] for r in op.reads if r in made}))
         if i.op == "total":
-            pieces = -(-min(self.p.cols, self.space.cols) // MOVING) * self.p.rows
-            n = min(MOVING, self.p.cols, self.space.cols)
+            pieces = -(-min(self.p.cols, self.space.cols) // self.moving) * self.p.rows
+            n = min(self.moving, self.p.cols, self.space.cols)
             sequence.append(Instruction("partition_sum", n, 4, after, times * pieces))
             return
         for kind in op.kinds:
@@ -177,7 +175,7 @@ class _Coster:
                 after = tuple(made[r] for r in op.reads if r in made)
                 for kind in op.kinds:
                     sequence.append(Instruction(
-                        kind, min(count, MOVING), 4, after, -(-count // MOVING)
+                        kind, min(count, self.moving), 4, after, -(-count // self.moving)
                     ))  # fmt: skip
                     after = (len(sequence) - 1,)
                 made[n] = len(sequence) - 1

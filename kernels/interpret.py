@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 from adaptive_eager.device_sim.onchip import OnChip, Tile, psum, sbuf
-from adaptive_eager.device_sim.spec import ChipSpec
 from adaptive_eager.kernels.ir import FLOATS, ITEMSIZE, ROW_REDUCE, levels, rows_per_task
 from adaptive_eager.kernels.numops import MEMORY, VALUE, Array, compute, narrow, widen
 from adaptive_eager.kernels.schedule import W
@@ -34,15 +33,13 @@ class Counts:
     psum: int = 0
 
 
-def interpret(
-    plan: TilePlan, pointers: Sequence[int], scalars: Sequence[float], spec: ChipSpec
-) -> Counts:
+def interpret(plan: TilePlan, pointers: Sequence[int], scalars: Sequence[float]) -> Counts:
     """Run a plan on the given addresses (of element 0 of each operand) and scalars.
 
     Raises:
         OnChipError: when the plan puts a tile where there is no room for it.
     """
-    run = _Run(plan, pointers, scalars, spec)
+    run = _Run(plan, pointers, scalars)
     run.rows()
     run.finish()
     run.counts.sbuf, run.counts.psum = run.sbuf.peak, run.psum.peak
@@ -111,15 +108,13 @@ class _Accumulator:
 class _Run:
     """One launch."""
 
-    def __init__(
-        self, plan: TilePlan, pointers: Sequence[int], scalars: Sequence[float], spec: ChipSpec
-    ) -> None:
-        self.plan, self.k, self.insts, self.spec = plan, plan.kernel, plan.kernel.insts, spec
+    def __init__(self, plan: TilePlan, pointers: Sequence[int], scalars: Sequence[float]) -> None:
+        self.plan, self.k, self.insts = plan, plan.kernel, plan.kernel.insts
         self.at = levels(plan.kernel)
         self.space, self.R, self.F = plan.space, plan.rows, plan.cols
-        self.P = spec.partitions
-        self.sbuf: OnChip = sbuf(spec)
-        self.psum: OnChip = psum(spec)
+        self.P = plan.spec.partitions
+        self.sbuf: OnChip = sbuf(plan.spec)
+        self.psum: OnChip = psum(plan.spec)
         self.counts = Counts()
         self.hbm = [self._memory(o, p) for o, p in enumerate(pointers)]
         self.uniform: dict[int, Array] = {}
@@ -335,7 +330,7 @@ class _Run:
         o = p.operand
         dtype = self.k.operands[o].dtype
         size = ITEMSIZE[dtype]
-        x = self.fetch(p.value)
+        x = self.evaluate(p.value, dict(self.values))
         shape = (self.used, self.R, f)
         out = narrow(np.broadcast_to(x, shape), self.insts[p.value].dtype, dtype)
         fresh = not p.wide or p.source < 0
@@ -357,15 +352,6 @@ class _Run:
         return np.asarray(at)[..., None]
 
     # -- engines ------------------------------------------------------------------------------
-
-    def fetch(self, n: int) -> Array:
-        """A value for all of the tile: from its own tile, or a conversion of one."""
-        if n in self.uniform:
-            return self.uniform[n]
-        if n in self.values:
-            return self.values[n]
-        i = self.insts[n]
-        return compute(i, [self.fetch(a) for a in i.args], [self.insts[a].dtype for a in i.args])
 
     def keep(self, n: int, x: Array, *, double: bool = False) -> None:
         """Put an op's result into its tile, in the dtype that it has there."""
@@ -394,7 +380,7 @@ class _Run:
             return x.astype(VALUE[i.dtype]) if x.dtype != VALUE[i.dtype] else x
 
     def evaluate(self, n: int, known: dict[int, Array]) -> Array:
-        """Value n from tiles and what an op computes inside."""
+        """Value n: known from a tile, or computed from such values, as an instruction does inside."""
         if n in known:
             return known[n]
         if n in self.uniform:
@@ -439,7 +425,8 @@ class _Run:
     def sum_rows(self, n: int) -> None:
         """Add a row value of the tile's rows to a total."""
         i = self.insts[n]
-        x = np.broadcast_to(self.fetch(i.args[0]), (self.used, self.R, 1)).reshape(-1, 1)
+        x = self.evaluate(i.args[0], dict(self.values))
+        x = np.broadcast_to(x, (self.used, self.R, 1)).reshape(-1, 1)
         real = self.real.reshape(-1)
         x = x[real].astype(VALUE[i.dtype])
         per = rows_per_task(self.space.rows, self.space.cols)
@@ -517,7 +504,7 @@ class _Run:
             if n not in s.elem_totals
         }
         keys = [self._finish_one(n, single, np.zeros(1, np.int64)) for n in s.single]
-        size = min(max(1, self.F), 512)
+        size = self.plan.finish_block
         for c0 in range(0, self.space.cols if s.column else 0, size):
             c = np.arange(c0, min(c0 + size, self.space.cols))
             known = dict(single) | {n: self.totals[n].get(1, c) for n in s.elem_totals}
@@ -528,15 +515,13 @@ class _Run:
         """One finish instruction on columns c; the key of the tile that it made."""
         i = self.insts[n]
         if n not in self.plan.selection.tile and i.op != "store":
-            if i.op not in ("load", "fload"):
-                self._inside(n, known)
-            return None
+            return None  # a conversion inside those that read it
         key = ("finish", n)
         nbytes = 8 * c.size
         if i.op == "store":
             assert isinstance(i.attr, int)
             dtype = self.k.operands[i.attr].dtype
-            x = np.broadcast_to(self._inside(i.args[0], known), c.shape)
+            x = np.broadcast_to(self.evaluate(i.args[0], known), c.shape)
             out = narrow(x, self.insts[i.args[0]].dtype, dtype)
             tile = self.place(key, nbytes, 1)
             view = tile.view(MEMORY[dtype], c.size)[0]
@@ -555,18 +540,9 @@ class _Run:
             known[n] = widen(view, dtype)
             return key
         memory = self.plan.selection.tile[n]
-        x = np.broadcast_to(self._inside(n, known), c.shape)
+        x = np.broadcast_to(self.evaluate(n, known), c.shape)
         tile = self.place(key, nbytes, 1)
         view = tile.view(MEMORY[memory], c.size)[0]
         view[...] = narrow(x, i.dtype, memory)
         known[n] = widen(view, memory)
         return key
-
-    def _inside(self, n: int, known: dict[int, Array]) -> Array:
-        if n not in known:
-            if n in self.uniform:
-                return self.uniform[n]
-            i = self.insts[n]
-            args = [self._inside(a, known) for a in i.args]
-            known[n] = compute(i, args, [self.insts[a].dtype for a in i.args])
-        return known[n]

@@ -98,7 +98,7 @@ class TilePlan:
     sbuf: int
     psum: int
     whole: bool
-    partitions: int
+    spec: ChipSpec
 
     @property
     def fits(self) -> bool:
@@ -114,16 +114,31 @@ class TilePlan:
 
     def tiles(self) -> int:
         """Tiles of rows."""
-        return -(-self.space.rows // (self.partitions * self.rows)) if self.space.cols else 0
+        return -(-self.space.rows // (self.spec.partitions * self.rows)) if self.space.cols else 0
 
     def column_total_bytes(self) -> int:
         """Bytes of a partition that one accumulator of the columns' totals takes."""
-        return 8 * -(-self.space.cols // self.partitions)
+        return column_bytes(self.space, self.spec)
+
+    @property
+    def finish_block(self) -> int:
+        """Columns that what follows the rows takes at a time."""
+        return finish_block(self.cols, self.spec)
 
 
 def aligned(nbytes: int) -> int:
     """Bytes rounded up to where a second buffer starts."""
     return -(-nbytes // Places.ALIGN) * Places.ALIGN
+
+
+def column_bytes(space: Space, spec: ChipSpec) -> int:
+    """Bytes of a partition that 64 bits for each column take, side by side over all partitions."""
+    return 8 * -(-space.cols // spec.partitions)
+
+
+def finish_block(cols: int, spec: ChipSpec) -> int:
+    """Columns that what follows the rows takes at a time, in tiles of `cols`."""
+    return min(max(1, cols), spec.tensor_moving)
 
 
 def sharing(outer: tuple[int, ...], strides: tuple[int, ...]) -> tuple[bool, int]:
@@ -341,13 +356,13 @@ class _Planner:
                 return TilePlan(
                     self.k, self.s, self.sel, space, rows, cols, buffers, sections, row_loads,
                     row_puts, places, totals_at, sbuf, psum, moved_once and totals_at != "hbm",
-                    self.spec.partitions,
+                    self.spec,
                 )  # fmt: skip
         return None
 
     def homes(self, space: Space) -> list[Literal["psum", "sbuf", "hbm"]]:
         """Memories that could hold the columns' totals, best first."""
-        count, each = 2 * len(self.s.elem_totals), 8 * -(-space.cols // self.spec.partitions)
+        count, each = 2 * len(self.s.elem_totals), column_bytes(space, self.spec)
         if not count:
             return ["psum"]
         fits = count <= self.spec.psum_banks and each <= self.spec.psum_bank_bytes
@@ -391,7 +406,7 @@ class _Planner:
             size = ITEMSIZE[self.k.operands[p.operand].dtype]
             keep(("put", p.operand), self.buffered(rows * size, deep[1]))
         for n in self.s.totals:
-            each = 8 * -(-space.cols // self.spec.partitions) if n in self.s.elem_totals else 8
+            each = column_bytes(space, self.spec) if n in self.s.elem_totals else 8
             if n not in self.s.elem_totals or totals_at == "sbuf":
                 keep(("total", n), self.buffered(each, 2))
             elif totals_at == "hbm":  # a block of them at a time
@@ -407,7 +422,7 @@ class _Planner:
                 section, fixed.high, rows * cols, deep[0], streamed=streamed, rows=rows
             ))  # fmt: skip
         finish = Places(fixed.high)
-        block = min(max(1, cols), 512)
+        block = finish_block(cols, self.spec)
         for n in (*self.s.single, *self.s.column):
             i = self.k.insts[n]
             if i.op in ("store", "fload") or n in self.op_of:
