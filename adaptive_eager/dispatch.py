@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from adaptive_eager import backward, fallback, patches, views
+from adaptive_eager import backward, fallback, operators, patches, views
 from adaptive_eager.ops import foreach
 from adaptive_eager.ops.special import HANDLERS
 from adaptive_eager.record import TAPE
@@ -99,4 +99,5 @@ def elsewhere(kwargs: dict[str, Any]) -> bool:
 
 backward.install()
 patches.install()
+operators.install()
 connect(TAPE, slow)

@@ -24,7 +24,7 @@ from adaptive_eager.runtime import Runtime
 from adaptive_eager.simulate import SIMULATOR
 from adaptive_eager.source import user_site
 from adaptive_eager.stats import COUNTERS
-from adaptive_eager.tape import Limits, Node, Recipe, Segment, span_bytes
+from adaptive_eager.tape import Limits, Node, Recipe, Segment, Stride, span_bytes
 from adaptive_eager.tensor import FAST, NeuronTensor, wrap
 
 MAX_RECIPES = 50_000
@@ -240,6 +240,55 @@ class Tape:
                 at.next[tuple(quick)] = node
         self.nodes += 1
         return node
+
+    def may_stride(self, s: Stride) -> bool:
+        """Whether going past all its nodes at once cuts where going one by one would: nowhere. Lock held."""
+        last, limits = s.last, self.limits
+        if not last.full:
+            return True
+        return (
+            limits.mode == "adaptive"
+            and last.bytes <= limits.bytes
+            and last.depth <= 4 * limits.ops
+            and self.anchor not in s.recipes
+        )
+
+    def stride(self, s: Stride, first: list[Any], scalars: list[float]) -> list[Any]:
+        """Go past its nodes. first: what each op returns where it writes in place. Lock held."""
+        seg = self.seg
+        out = first
+        if s.outs is not None:
+            slot, out, fresh = seg.node.nbufs, [], []
+            for m in s.outs:
+                b = Buffer(span_bytes(m))
+                b.seg, b.slot = seg, slot
+                slot += 1
+                fresh.append(b)
+                out.append(wrap(b, m))
+            b = None  # type: ignore[assignment]
+            seg.bufs.extend(fresh)
+        seg.scalars.extend(scalars)
+        seg.node = s.last
+        return out
+
+    def learn(self, at: Node, key: Any, count: int, nscalars: int) -> None:
+        """Remember the `count` nodes that were recorded since `at` as a stride, where they are one. Lock held."""
+        node: Node | None = self.seg.node
+        nodes: list[Node] = []
+        while node is not None and node is not at and len(nodes) < count:
+            nodes.append(node)
+            node = node.parent
+        last = self.seg.node
+        if node is not at or len(nodes) != count or last.nscalars - at.nscalars != nscalars:
+            return
+        outs: tuple[Meta, ...] | None = None
+        if all(n.make is not None for n in nodes):
+            outs = tuple([n.recipe.outs[0] for n in reversed(nodes)])
+        elif any(n.recipe.outs or n.recipe.returns != (-1,) for n in nodes):
+            return
+        if at.strides is None:
+            at.strides = {}
+        at.strides[key] = Stride(last, frozenset([n.recipe for n in nodes]), outs)
 
     def forget(self) -> None:
         """Drop every trie and recipe. Plans of queued segments live on with their segments. Lock held."""

@@ -101,11 +101,13 @@ class Node:
         "plans",
         "recipe",
         "scalar0",
+        "strides",
         "where",
         "written",
     )
 
     def __init__(self) -> None:
+        self.strides: dict[Any, Stride] | None = None
         self.next: dict[Any, Node] = {}
         self.plans: dict[Any, Plan] = {}
         self.parent: Node | None = None
@@ -137,6 +139,16 @@ class Node:
     def first_out(self) -> int:
         """Slot of the op's first new buffer."""
         return self.nbufs - len(self.recipe.outs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stride:
+    """Nodes in a row that one look-up goes past: the ops of a list (ops/foreach). recipes: theirs.
+    outs: the meta of each one's new buffer; None where all write in place."""
+
+    last: Node
+    recipes: frozenset[Recipe]
+    outs: tuple[Meta, ...] | None
 
 
 @dataclass(frozen=True, slots=True)

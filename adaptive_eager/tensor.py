@@ -3,8 +3,9 @@
 Note [The hot path]
 `__torch_dispatch__` is entered once an op, and torch's own part of that (entering Python, making the
 wrapper) is the floor; ours must stay well below it. So ops are looked up by id (an OpOverload hashes in Python), a slot costs one `is` test, and the wrapper's
-constructor is a functools.partial kept on the meta. Inlined here: ops whose arguments are neuron tensors or one Python
-number, already seen at this trie position. All else goes to `dispatch.slow`.
+constructor is a functools.partial kept on the meta. `again` is for ops whose arguments are neuron tensors or one Python
+number, already seen at this trie position. All else goes to `dispatch.slow`. Operators (`x * y`) come to it without
+torch's part (Note [Operators]).
 
 `python -m tests.perf.record` prints what that costs beside an empty dispatch.
 """
@@ -49,69 +50,13 @@ class NeuronTensor(torch.Tensor):
     def __torch_dispatch__(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         try:
             f = id(func)
-            if f in FAST and not kwargs:
-                a = args[0]
-                if type(a) is NeuronTensor:
-                    with LOCK:
-                        seg = TAPE.seg
-                        at = seg.node
-                        ba = a._buf
-                        if ba.seg is not seg:
-                            TAPE.slot(ba)
-                        n = len(args)
-                        node = scalar = None
-                        if n == 2:
-                            b = args[1]
-                            kind = type(b)
-                            if kind is NeuronTensor:
-                                bb = b._buf
-                                if bb.seg is not seg:
-                                    TAPE.slot(bb)
-                                node = at.next.get((f, a._meta, ba.slot, b._meta, bb.slot))
-                            elif kind is float or kind is int:
-                                node = at.next.get((f, a._meta, ba.slot, kind))
-                                scalar = b
-                        elif n == 1:
-                            node = at.next.get((f, a._meta, ba.slot))
-                        elif n == 3:
-                            b, c = args[1], args[2]
-                            if type(b) is NeuronTensor and type(c) is NeuronTensor:
-                                bb, bc = b._buf, c._buf
-                                if bb.seg is not seg:
-                                    TAPE.slot(bb)
-                                if bc.seg is not seg:
-                                    TAPE.slot(bc)
-                                node = at.next.get(
-                                    (f, a._meta, ba.slot, b._meta, bb.slot, c._meta, bc.slot)
-                                )
-                        if node is not None:
-                            if node.make is None:
-                                if scalar is not None:
-                                    seg.scalars.append(scalar)
-                                seg.node = node
-                                if node.full:
-                                    TAPE.after_full(seg, node)
-                                return a
-                            out: Any = Buffer.__new__(Buffer)
-                            out.block = out.owner = out.error = None
-                            out.nbytes = node.nbytes
-                            out.seg = seg
-                            out.slot = at.nbufs
-                            t = node.make()
-                            t._buf = out
-                            t._meta = node.out
-                            if scalar is not None:
-                                seg.scalars.append(scalar)
-                            seg.node = node
-                            seg.bufs.append(out)
-                            if node.full:
-                                out = None
-                                TAPE.after_full(seg, node)
-                            return t
+            if f in FAST and not kwargs and type(args[0]) is NeuronTensor:
+                t = again(f, args)
+                if t is not None:
+                    return t
             return slow(func, args, kwargs or {})
         except BaseException:
-            with LOCK:
-                TAPE.seg.repair()
+            repair()
             raise
 
     # -- what torch cannot do for a wrapper --------------------------------------------------
@@ -189,6 +134,76 @@ class NeuronTensor(torch.Tensor):
     def storage_key(self) -> int:
         """Identity of the buffer: equal for a tensor and its views."""
         return id(self._buf)
+
+
+def again(f: int, args: Any) -> Any:
+    """Record one of the `FAST` ops on a neuron tensor and one or two more arguments, where it was recorded before.
+
+    None, and nothing recorded, where this position of the trie does not know the call. After an exception
+    `Segment.repair` is due.
+    """
+    with LOCK:
+        seg = TAPE.seg
+        at = seg.node
+        a = args[0]
+        ba = a._buf
+        if ba.seg is not seg:
+            TAPE.slot(ba)
+        n = len(args)
+        node = scalar = None
+        if n == 2:
+            b = args[1]
+            kind = type(b)
+            if kind is NeuronTensor:
+                bb = b._buf
+                if bb.seg is not seg:
+                    TAPE.slot(bb)
+                node = at.next.get((f, a._meta, ba.slot, b._meta, bb.slot))
+            elif kind is float or kind is int:
+                node = at.next.get((f, a._meta, ba.slot, kind))
+                scalar = b
+        elif n == 1:
+            node = at.next.get((f, a._meta, ba.slot))
+        elif n == 3:
+            b, c = args[1], args[2]
+            if type(b) is NeuronTensor and type(c) is NeuronTensor:
+                bb, bc = b._buf, c._buf
+                if bb.seg is not seg:
+                    TAPE.slot(bb)
+                if bc.seg is not seg:
+                    TAPE.slot(bc)
+                node = at.next.get((f, a._meta, ba.slot, b._meta, bb.slot, c._meta, bc.slot))
+        if node is None:
+            return None
+        if node.make is None:
+            if scalar is not None:
+                seg.scalars.append(scalar)
+            seg.node = node
+            if node.full:
+                TAPE.after_full(seg, node)
+            return a
+        out: Any = Buffer.__new__(Buffer)
+        out.block = out.owner = out.error = None
+        out.nbytes = node.nbytes
+        out.seg = seg
+        out.slot = at.nbufs
+        t = node.make()
+        t._buf = out
+        t._meta = node.out
+        if scalar is not None:
+            seg.scalars.append(scalar)
+        seg.node = node
+        seg.bufs.append(out)
+        if node.full:
+            out = None
+            TAPE.after_full(seg, node)
+        return t
+
+
+def repair() -> None:
+    """Drop what an exception left half recorded."""
+    with LOCK:
+        TAPE.seg.repair()
 
 
 def _rebuild(host: torch.Tensor, requires_grad: bool, parameter: bool) -> Any:
