@@ -37,15 +37,36 @@ FORWARD = {
 """The overload that arrives for a tensor, and for a number where that is another one."""
 REFLECTED = {"__radd__": aten.add.Tensor, "__rmul__": aten.mul.Tensor, "__rsub__": aten.rsub.Scalar}
 """The same for a number on the left."""
-UNARY = ("__neg__", "abs", "cos", "erf", "exp", "log", "neg", "reciprocal", "relu", "rsqrt", "sigmoid", "sin", "sqrt", "square", "tanh")
+UNARY = (
+    "__neg__",
+    "abs",
+    "cos",
+    "erf",
+    "exp",
+    "log",
+    "neg",
+    "reciprocal",
+    "relu",
+    "rsqrt",
+    "sigmoid",
+    "sin",
+    "sqrt",
+    "square",
+    "tanh",
+)
 """Methods without arguments, each the op of its name."""
+
+LEAST, MOST = -(1 << 63), (1 << 63) - 1
+"""Python's ints have no end, torch's do."""
+FACTORY_MODES: list[type] = [DeviceContext]
+"""Function modes that look at factories alone."""
 
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _function_mode = torch._C._get_function_stack_at
 _transforms = torch._C._are_functorch_transforms_active
 _tracing = torch._C._get_tracing_state
-_profiling = torch.autograd._profiler_enabled
+_profiling = torch._C._autograd._profiler_enabled
 _grad = torch.is_grad_enabled
 
 
@@ -53,8 +74,10 @@ def _watched() -> bool:
     """Whether something between an operator and `__torch_dispatch__` wants to see the op."""
     if _dispatch_modes() or _transforms() or forward_ad._current_level >= 0 or _profiling():
         return True
+    if _tracing() is not None:
+        return True
     n = _function_modes()
-    return bool(n and (n > 1 or not isinstance(_function_mode(0), DeviceContext)) or _tracing())
+    return n > 0 and any(type(_function_mode(k)) not in FACTORY_MODES for k in range(n))
 
 
 def forward(name: str, tensor: int, number: int) -> Any:
@@ -64,14 +87,18 @@ def forward(name: str, tensor: int, number: int) -> Any:
     def method(self: Any, other: Any) -> Any:
         kind = type(other)
         if kind is NeuronTensor:
+            known = True
             f = tensor
-            tracked = _grad() and (self.requires_grad or other.requires_grad)
-        elif kind is float or kind is int:
-            f = number
-            tracked = _grad() and self.requires_grad
         else:
-            return plain(self, other)
-        if not tracked and not _watched():
+            known = kind is float or kind is int and LEAST <= other <= MOST
+            f = number
+        if (
+            known
+            and not _watched()
+            and not (
+                _grad() and (self.requires_grad or (kind is NeuronTensor and other.requires_grad))
+            )
+        ):
             try:
                 t = again(f, (self, other))
             except BaseException:
@@ -91,8 +118,8 @@ def reflected(name: str, number: int) -> Any:
 
     def method(self: Any, other: Any) -> Any:
         kind = type(other)
-        if kind is float or kind is int:
-            if not (_grad() and self.requires_grad) and not _watched():
+        if kind is float or kind is int and LEAST <= other <= MOST:
+            if not _watched() and not (_grad() and self.requires_grad):
                 try:
                     t = again(number, (self, other))
                 except BaseException:
@@ -114,7 +141,7 @@ def unary(name: str) -> Any:
     f = id(getattr(aten, name.strip("_")).default)
 
     def method(self: Any) -> Any:
-        if not (_grad() and self.requires_grad) and not _watched():
+        if not _watched() and not (_grad() and self.requires_grad):
             try:
                 t = again(f, (self,))
             except BaseException:

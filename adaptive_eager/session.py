@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from adaptive_eager import factories as _factories  # noqa: F401 - op tables
 from adaptive_eager.device_sim.spec import ChipSpec, named
+from adaptive_eager.operators import FACTORY_MODES
 from adaptive_eager.record import TAPE
 from adaptive_eager.segment import SegmentText, describe
 from adaptive_eager.simulate import SIMULATOR, Record, Simulated, Span
@@ -45,6 +46,9 @@ class DefaultDevice(TorchFunctionMode):
                 else func(*args, **{**kwargs, "device": "neuron"})
             )
         return func(*args, **(kwargs or {}))
+
+
+FACTORY_MODES.append(DefaultDevice)
 
 
 def _factory_functions() -> frozenset[Any]:

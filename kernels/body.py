@@ -176,7 +176,7 @@ class Body(Function):
         for depth, loop in enumerate(s.loops):
             for v in s.row[depth]:
                 if v not in self.scalar:
-                    self.scalar[v] = self._row_value(v)
+                    self.scalar[v] = self.known(v, self._row_value(v))
             if not loop.empty():
                 self._columns(loop)
         for v in s.row_totals:
@@ -328,6 +328,7 @@ class Body(Function):
                 values[n] = e.splat(Lanes(e, j, "i64")) + Lanes(e, e.ramp("i64"), "i64")
             else:
                 values[n] = compute(e, i, [self._get(values, a) for a in i.args])
+            self.known(n, values[n])
             if n in loop.to_tile:
                 self.b.store(values[n].v, self._tile(n, j), align=4)
         return values

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from adaptive_eager.kernels.grid import UNKNOWN, Fact, fact
 from adaptive_eager.kernels.ir import FLOATS, INTS, Attr, Inst
 
 Number = float | int | bool
@@ -108,7 +109,7 @@ class Builder:
     def __init__(self) -> None:
         self.insts: list[Inst] = []
         self._known: dict[Inst, int] = {}
-        self._grid: dict[int, str] = {}
+        self._facts: dict[int, Fact] = {}
 
     def inst(self, op: str, args: tuple[Val, ...], dtype: str, attr: Attr = None) -> Val:
         """Append an instruction, or find the equal one."""
@@ -118,14 +119,12 @@ class Builder:
         if n is None:
             n = self._known[key] = len(self.insts)
             self.insts.append(i)
-            if op == "round":
-                assert isinstance(attr, str)
-                self._grid[n] = attr
+            self._facts[n] = fact(i, [self._facts.get(a, UNKNOWN) for a in i.args])
         return Val(self, n, dtype)
 
     def on_grid(self, v: Val, dtype: str) -> bool:
         """Whether an f32 value is known to be representable in a half type."""
-        return self._grid.get(v.id) == dtype
+        return dtype in self._facts[v.id].grids
 
     def lift(self, x: Val | Number, dtype: str) -> Val:
         """A Python number as a constant; a value as it is."""
@@ -141,16 +140,14 @@ class Builder:
         """Operand `operand` at the current row and column."""
         half = memory_dtype in ("bf16", "f16")
         v = self.inst("load", (), "f32" if half else memory_dtype, operand)
-        if half:
-            self._grid[v.id] = memory_dtype
+        self._facts[v.id] = fact(self.insts[v.id], (), memory_dtype)
         return v
 
     def fload(self, operand: int, memory_dtype: str) -> Val:
         """Operand `operand` at finish level."""
         half = memory_dtype in ("bf16", "f16")
         v = self.inst("fload", (), "f32" if half else memory_dtype, operand)
-        if half:
-            self._grid[v.id] = memory_dtype
+        self._facts[v.id] = fact(self.insts[v.id], (), memory_dtype)
         return v
 
     def store(self, v: Val, operand: int) -> None:

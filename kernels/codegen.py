@@ -19,7 +19,7 @@ def generate(
 ) -> ir.Module:
     """The LLVM module of a kernel: functions `body_<name>` and `finish_<name>`, each of one pointer.
 
-    width: lanes of a block, `lanes.W` or `lanes.SHORT_W`. streams: operands written past the caches.
+    width: lanes of a block (schedule.block_width, or SHORT_W). streams: operands written past the caches.
     """
     module = ir.Module("kernel")
     Body(module, kernel, s, f"body_{name}", width, streams)

@@ -44,9 +44,10 @@ class Finish(Function):
                 self.store_one(self.scalar[i.args[0]], self._base(o), operand.dtype)
             elif i.op == "fload":
                 o, operand = self.operand(n)
-                self.scalar[n] = self.load_one(self._base(o), operand.dtype)
+                self.scalar[n] = self.known(n, self.load_one(self._base(o), operand.dtype))
             else:
-                self.scalar[n] = compute(self.e, i, [self.scalar[a] for a in i.args])
+                x = compute(self.e, i, [self.scalar[a] for a in i.args])
+                self.scalar[n] = self.known(n, x)
 
     def _over_tasks(self, n: int) -> Lanes:
         dtype = self.k.insts[n].dtype
@@ -72,14 +73,15 @@ class Finish(Function):
         for n in self.s.column:
             i = self.k.insts[n]
             if i.op not in ("store", "fload"):
-                values[n] = compute(self.e, i, [get(a) for a in i.args])
+                values[n] = self.known(n, compute(self.e, i, [get(a) for a in i.args]))
                 continue
             o, operand = self.operand(n)
             stride = self.word(self.layout.strides + o * (self.k.outer + 1) + self.k.outer)
             if i.op == "store":
                 self.store_block(get(i.args[0]), operand, self._base(o), j, stride, mask)
             else:
-                values[n] = self.load_block(operand, self._base(o), j, stride, mask)
+                x = self.load_block(operand, self._base(o), j, stride, mask)
+                values[n] = self.known(n, x)
         return []
 
     def _merged(self, n: int, j: Any, mask: Any) -> Lanes:

@@ -21,9 +21,11 @@ end of the body makes them visible before its thread is done.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable
 from typing import Any
 
+from adaptive_eager.kernels.grid import facts
 from adaptive_eager.kernels.ir import ITEMSIZE, Kernel, Operand
 from adaptive_eager.kernels.lanes import (
     F64,
@@ -88,6 +90,12 @@ class Function:
         self.e = Emit(module, self.b, width)
         self.ctx = f.args[0]
         self.scalar: dict[int, Lanes] = {}
+        self.facts = facts(kernel)
+
+    def known(self, n: int, x: Lanes) -> Lanes:
+        """The value of instruction n, with what is known of it."""
+        x.fact = self.facts[n]
+        return x
 
     # -- context ----------------------------------------------------------------------------------
 
@@ -116,7 +124,7 @@ class Function:
     def uniforms(self) -> None:
         """Everything that is one value for the launch."""
         for n in self.s.uniform:
-            self.scalar[n] = self._uniform(n)
+            self.scalar[n] = self.known(n, self._uniform(n))
 
     def _uniform(self, n: int) -> Lanes:
         i = self.k.insts[n]
@@ -126,7 +134,11 @@ class Function:
         if i.op == "scalar":
             assert isinstance(i.attr, int)
             raw = self.word(self.layout.scalars + i.attr)
-            return Lanes(self.e, self.b.bitcast(raw, F64) if i.dtype == "f64" else raw, i.dtype)
+            if i.dtype != "f64":
+                return Lanes(self.e, raw, i.dtype)
+            v = self.b.bitcast(raw, F64)
+            nan = self.b.fcmp_unordered("uno", v, v)
+            return Lanes(self.e, self.b.select(nan, constant(F64, math.nan), v), i.dtype)
         return compute(self.e, i, [self.scalar[a] for a in i.args])
 
     # -- control ----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from adaptive_eager.kernels import jit, vmath
+from adaptive_eager.kernels.grid import UNKNOWN, Fact
 from adaptive_eager.kernels.ir import FLOATS
 from llvmlite import ir
 
@@ -75,12 +76,12 @@ def _f32(v: float) -> float:
 
 
 class Lanes:
-    """A value: `v` in LLVM, `dtype` in the loop IR. i32 inside vmath, and for i32 values."""
+    """A value: `v` in LLVM, `dtype` in the loop IR. i32 inside vmath, and for i32 values. fact: where its half types are."""
 
-    __slots__ = ("dtype", "e", "v")
+    __slots__ = ("dtype", "e", "fact", "v")
 
-    def __init__(self, e: Emit, v: Any, dtype: str) -> None:
-        self.e, self.v, self.dtype = e, v, dtype
+    def __init__(self, e: Emit, v: Any, dtype: str, fact: Fact = UNKNOWN) -> None:
+        self.e, self.v, self.dtype, self.fact = e, v, dtype, fact
 
     def _op(self, op: str, y: Lanes) -> Lanes:
         return self.e.arith(op, self, y)
@@ -344,10 +345,10 @@ class Emit:
             return x
         t = ir.VectorType(x.v.type, self.w)
         if isinstance(x.v, ir.Constant):
-            return Lanes(self, Splat(t, x.v), x.dtype)
+            return Lanes(self, Splat(t, x.v), x.dtype, x.fact)
         one = self.b.insert_element(undefined(t), x.v, ir.Constant(I32, 0))
         zeros = constant(ir.VectorType(I32, self.w), 0)
-        return Lanes(self, self.b.shuffle_vector(one, undefined(t), zeros), x.dtype)
+        return Lanes(self, self.b.shuffle_vector(one, undefined(t), zeros), x.dtype, x.fact)
 
     def ramp(self, dtype: str) -> Any:
         """0, 1, 2, ... in the lanes."""
@@ -367,17 +368,37 @@ class Emit:
             return Lanes(self, self.b.icmp_unsigned("!=", v, constant(v.type, 0)), "bool")
         return Lanes(self, v, memory)
 
+    def _rounded(self, x: Lanes) -> Any:
+        """The bits of an f32 on the grid of bf16, in the upper half; the lower half may hold anything."""
+        b = self.b
+        u = b.bitcast(x.v, self.like(x.v.type, I32))
+        if "bf16" in x.fact.grids:
+            return u
+        c = lambda n: constant(u.type, n)  # noqa: E731
+        # where the last bit of u is set, u is no tie, and adding 1 more would change nothing above: "or" is as good
+        odd = b.and_(b.lshr(u, c(16)), c(1))
+        r = b.add(b.or_(u, odd), c(0x7FFF))
+        if not x.fact.tidy:
+            r = b.select(b.fcmp_unordered("uno", x.v, x.v), c(0x7FC00000), r)
+        return r
+
+    def round(self, x: Lanes, memory: str) -> Lanes:
+        """An f32 on the grid of a half type."""
+        if memory in x.fact.grids:
+            return x
+        if memory != "bf16":
+            return self.widen(self.narrow(x, memory), memory)
+        r = self._rounded(x)
+        r = self.b.and_(r, constant(r.type, 0xFFFF0000))
+        return Lanes(self, self.b.bitcast(r, x.v.type), "f32")
+
     def narrow(self, x: Lanes, memory: str) -> Any:
         """A value as it lies in memory; half types round to nearest even, NaN becomes the quiet NaN."""
         b = self.b
         if memory == "bf16":
             x = self.cast(x, "f32")
-            u = b.bitcast(x.v, self.like(x.v.type, I32))
-            c = lambda n: constant(u.type, n)  # noqa: E731
-            odd = b.and_(b.lshr(u, c(16)), c(1))
-            r = b.lshr(b.add(u, b.add(odd, c(0x7FFF))), c(16))
-            r = b.select(b.fcmp_unordered("uno", x.v, x.v), c(0x7FC0), r)
-            return b.trunc(r, self.like(u.type, I16))
+            u = self._rounded(x)
+            return b.trunc(b.lshr(u, constant(u.type, 16)), self.like(u.type, I16))
         if memory == "f16":
             return b.fptrunc(self.cast(x, "f32").v, self.like(x.v.type, F16))
         x = self.cast(x, memory)

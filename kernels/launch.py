@@ -24,6 +24,7 @@ from adaptive_eager.kernels.schedule import (
     TURN,
     Schedule,
     W,
+    block_width,
     schedule,
     seconds_per_element,
     stream_align,
@@ -106,6 +107,7 @@ class Compiled:
             if kernel.operands[o].inner == "unit" and o not in loaded:
                 fresh.add(o)
         self.fresh = frozenset(fresh)
+        self.width = block_width(kernel)
         self._code: dict[tuple[int, bool], Code] = {}
 
     def code(self, width: int, stream: bool = False) -> Code:
@@ -203,14 +205,15 @@ class Launch:
         rows, cols = space.rows, space.cols
         short = cols <= SHORT_W and rows >= SHORT_ROWS
         self._aligned: tuple[tuple[int, int], ...] = () if short else self._streams()
-        self._code = compiled.code(SHORT_W if short else W, bool(self._aligned))
+        self._width = SHORT_W if short else compiled.width
+        self._code = compiled.code(self._width, bool(self._aligned))
         per = rows_per_task(rows, cols)
         blocks = turned(k)
         if blocks and not s.totals:  # no sum depends on what a task is
             per = -(-per // TURN) * TURN
         self.tasks = -(-rows // per)
         self.cost = space.numel * compiled.seconds_per_element
-        tile = (cols * 8 + 8 * W + 63) & -64
+        tile = (cols * 8 + 8 * self._width + 63) & -64
         self._tiles_bytes = tile * (len(s.tiles) + len(s.elem_totals) + TURN * len(blocks))
         sizes = [8 * (cols if n in s.elem_totals else self.tasks) for n in s.totals]
         self._partials = [sum(sizes[:n]) for n in range(len(sizes))]
@@ -273,7 +276,7 @@ class Launch:
         self._word(self._context, 0, 0)
         if self._aligned and any(pointers[o] % align for o, align in self._aligned):
             self._aligned = ()  # a view: from now on the plain form
-            self._code = self.compiled.code(W)
+            self._code = self.compiled.code(self._width)
             self._call = self._code.call_free
 
     def __call__(self, pointers: Sequence[int], scalars: Sequence[float], threads: int = 1) -> None:

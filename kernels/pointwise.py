@@ -34,7 +34,7 @@ def compute(e: Emit, i: Inst, args: list[Lanes]) -> Lanes:
         case "cast":
             return e.cast(x, i.dtype)
         case "round":
-            return e.widen(e.narrow(x, str(i.attr)), str(i.attr))
+            return e.round(x, str(i.attr))
     assert i.op in MATH, i.op
     return _math(e, i.op, args)
 

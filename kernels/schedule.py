@@ -20,6 +20,26 @@ SHORT_W = 16
 the lanes it lacks would hold identities (Note [Fixed reduction order])."""
 
 
+def block_width(kernel: Kernel) -> int:
+    """Lanes of a block. A processor looks some 500 instructions ahead; blocks of long chains are so long that it sees one or two, and
+    waits for results most of the time. More chains side by side in a block then take half the time. Reductions
+    add 32 lanes at a time."""
+    if any(i.op in ROW_REDUCE or i.op == "total" for i in kernel.insts):
+        return W
+    depth: list[int] = []
+    for i in kernel.insts:
+        own = DEPTH["math"] if i.op in MATH else DEPTH.get(i.op, 1)
+        depth.append(own + max([depth[a] for a in i.args], default=0))
+    return WIDE_W if max(depth, default=0) >= WIDE_DEPTH else W
+
+
+WIDE_W = 64
+"""Lanes of a block where the chain of instructions is long."""
+WIDE_DEPTH = 30
+DEPTH = {"math": 25, "round": 4, "div": 4, "sqrt": 4}
+"""How long a chain of instructions is, in arithmetic ones: those of transcendentals, rounding, division."""
+
+
 def stream_align(dtype: str) -> int:
     """Bytes that a streaming store's address is a multiple of: a cache line, or a block of narrow lanes."""
     return min(64, W * ITEMSIZE[dtype])

@@ -122,7 +122,7 @@ def stride_key(
     """What tells these calls from others at one place of the tape, or None; collects their run-time scalars in the order in
     which recording one by one would. Gives their tensors slots in that order too."""
     f = id(one)
-    numbers = (float, int) if f in lower.RUNTIME_INTS else (float,)
+    numbers: tuple[type, ...] = (float, int) if f in lower.RUNTIME_INTS else (float,)
     if f in lower.LITERAL_NUMBERS:
         numbers = ()
     seg, slot = TAPE.seg, TAPE.slot

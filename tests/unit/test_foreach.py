@@ -76,3 +76,86 @@ def test_optimizers_take_their_list_form():
 
     ps = [torch.nn.Parameter(torch.ones(2).to("neuron")) for _ in range(3)]
     assert _default_to_fused_or_foreach(ps, differentiable=False)[1]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_strides_of_the_tape_change_nothing(name):
+    """Called again and again, under any limits: the bits of the first time, and as many ops on the tape."""
+    seen = set()
+    for limits in ({}, {"max_ops": 2}, {"byte_budget": 1}):
+        for _ in range(4):
+            with neuron_eager(default_device=False, **limits) as s:
+                got = [v.cpu() for v in CALLS[name](*lists("neuron"))]
+            seen.add((tuple(v.numpy().tobytes() for v in got), s.stats.ops))
+    assert len(seen) == 1
+
+
+def test_a_known_list_is_one_step_of_the_tape():
+    """The second time, no tensor of the list goes through the recorder by itself; numbers may change."""
+    from adaptive_eager.record import TAPE
+    from adaptive_eager.tensor import NeuronTensor
+
+    x, y = lists("neuron")
+    want = [a + 2.5 * b for a, b in zip(*lists("cpu"), strict=True)]
+    calls = []
+    plain = NeuronTensor.__torch_dispatch__
+
+    def counted(func, types, args=(), kwargs=None):
+        calls.append(str(func))
+        return plain(func, types, args, kwargs)
+
+    with neuron_eager(default_device=False):
+        for value in (1.5, 2.0):
+            torch._foreach_add(x, y, alpha=value)
+            torch.neuron.synchronize()
+        NeuronTensor.__torch_dispatch__ = staticmethod(counted)
+        try:
+            got = torch._foreach_add(x, y, alpha=2.5)
+        finally:
+            NeuronTensor.__torch_dispatch__ = staticmethod(plain)
+        assert calls == ["aten._foreach_add.List"]
+        assert TAPE.seg.node.depth == 3
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a.cpu(), b)
+
+
+def test_numbers_of_another_kind_are_another_stride():
+    """1, 1.0 and a value that drops out (`value=1`) do not share one."""
+    for value in (1, 1.0, 0.5, 2, 0.5, 1, True):
+        a, b = lists("cpu"), lists("neuron")
+        want = torch._foreach_addcmul(*a, a[0], value=value)
+        with neuron_eager(default_device=False):
+            got = torch._foreach_addcmul(*b, b[0], value=value)
+            for p, q in zip(got, want, strict=True):
+                torch.testing.assert_close(p.cpu(), q)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])
+def test_optimizers_in_every_mode(optimizer):
+    """Five steps with a learning rate that changes: the same bits in every mode, the CPU's values."""
+    final = []
+    for mode in ("cpu", "adaptive", "eager", "blocking"):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*[torch.nn.Linear(5, 5) for _ in range(4)])
+        x = torch.randn(3, 5)
+        device = "cpu" if mode == "cpu" else "neuron"
+        model.to(device)
+        opt = optimizer(model.parameters(), lr=0.01, weight_decay=0.1)
+        for step in range(5):
+            opt.param_groups[0]["lr"] = 0.01 / (step + 1)
+            if mode == "cpu":
+                loss = model(x).square().mean()
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+                continue
+            with neuron_eager(mode, default_device=False):
+                loss = model(x.to(device)).square().mean()
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+        final.append([p.detach().cpu() for p in model.parameters()])
+    for got in final[1:]:
+        for a, b, c in zip(got, final[1], final[0], strict=True):
+            assert torch.equal(a, b)
+            torch.testing.assert_close(a, c)
