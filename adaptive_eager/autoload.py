@@ -46,6 +46,13 @@ def autoload() -> None:
     )
     for name in FACTORIES:
         _LIBRARY.impl(name, _late(name), "PrivateUse1")
+    _LIBRARY.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")
+
+
+def _attention(*args: Any, **kwargs: Any) -> Any:
+    from adaptive_eager.attention import attention
+
+    return attention(*args, **kwargs)
 
 
 def _late(name: str) -> Callable[..., Any]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from adaptive_eager.device_sim.spec import ChipSpec
-from adaptive_eager.device_sim.work import Work, matmul, stream
+from adaptive_eager.device_sim.engines import Instruction
+from adaptive_eager.device_sim.work import Transfer, Work, matmul, stream
 
 if TYPE_CHECKING:
     from adaptive_eager.meta import Meta
@@ -64,6 +65,39 @@ def _unfolded(
     return matmul(m, filters[0] // groups, k, groups, min(4, itemsize), spec)
 
 
+def _attention(products: int) -> Rule:
+    """Blocks of 128 queries and 512 keys. Scores stay in PSUM and SBUF; queries, keys, values and results move once."""
+
+    def rule(r: Recipe, spec: ChipSpec) -> tuple[Work, ...]:
+        q, k = [m for m in r.ins if len(m.shape) == 4][-3 if products == 2 else 1 :][:2]
+        batch, rows, width, keys = math.prod(q.shape[:2]), q.shape[2], q.shape[3], k.shape[2]
+        itemsize = min(4, q.itemsize)
+        high, wide = spec.tensor_stationary, min(keys, spec.tensor_moving)
+        tiles = batch * -(-rows // high) * -(-keys // wide)
+        if True in r.args:  # causal: tiles above the diagonal are skipped
+            tiles = max(batch, (tiles + batch * -(-rows // high)) // 2)
+        used = min(width, spec.partitions)
+        deep, across = -(-width // spec.partitions), -(-wide // spec.partitions)
+        body = (
+            Instruction("matmul", wide, itemsize, times=deep),
+            Instruction("reduce", wide, 4, after=(0,)),
+            Instruction("activation", wide, 4, after=(1,)),
+            Instruction("matmul", high, itemsize, after=(2,), times=across),  # transposes
+            Instruction("tensor_copy", wide, itemsize, after=(3,)),
+            Instruction("matmul", width, itemsize, after=(4,), times=across * (products - 1)),
+            Instruction("tensor_scalar", width, 4, after=(5,), times=products - 1),
+        )
+        run = itemsize * max(1, min(rows, 2048))
+        transfers = (
+            Transfer(_nbytes(r.ins), run, used, False, tiles),
+            Transfer(_nbytes(r.outs), run, used, True, tiles),
+        )
+        sbuf = min(spec.sbuf_partition_bytes, itemsize * (2 * keys * deep + 4 * wide))
+        return (Work(tiles, transfers, body, sbuf=sbuf, psum=4 * wide),)
+
+    return rule
+
+
 def _one_pass(kind: str) -> Rule:
     def rule(r: Recipe, spec: ChipSpec) -> tuple[Work, ...]:
         writes = tuple([r.ins[k] for k in r.writes])
@@ -82,6 +116,12 @@ GATHER = Row(_one_pass("integer"), "GpSimd gathers or scatters element by elemen
 SEARCH = Row(_one_pass("select"), "Vector compares and keeps, two cycles an element")
 TABLE: dict[str, Row] = {
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot"), PRODUCT),
+    "_scaled_dot_product_flash_attention_for_cpu": Row(
+        _attention(2), "blocks of scores on the chip: two products a block"
+    ),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": Row(
+        _attention(5), "the same, scores made again: five products a block"
+    ),
     "convolution": Row(_convolution, "a product of unfolded rows and filters"),
     "convolution_backward": Row(_convolution_backward, "a product for each gradient"),
     **dict.fromkeys(("gather", "scatter", "scatter_add", "index", "index_put"), GATHER),

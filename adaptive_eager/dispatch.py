@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
-from adaptive_eager import backward, fallback, operators, patches, views
+from adaptive_eager import backward, fallback, lower, operators, patches, views
+from adaptive_eager.attention import attention
 from adaptive_eager.ops import foreach
 from adaptive_eager.ops.special import HANDLERS
 from adaptive_eager.record import TAPE
 from adaptive_eager.tensor import NeuronTensor, connect
 
+aten = torch.ops.aten
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 _KINDS: dict[int, Handler] = {}
@@ -50,6 +52,9 @@ def classify(func: Any) -> Handler:
         loop = foreach.handler(func)
         if loop is not None:
             return loop
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE)
+    if composite and id(func) not in lower.NATIVE and id(func) not in lower.LIBRARY:
+        return decompose
     tags = func.tags
     if torch.Tag.inplace_view in tags:
         return views.inplace_view
@@ -61,6 +66,16 @@ def classify(func: Any) -> Handler:
     if any("Tensor" not in str(r.type) for r in schema.returns):
         return fallback.immediate
     return out_node if any(a.is_out for a in schema.arguments) else node
+
+
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+def decompose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An op that is other ops. In inference mode there is no autograd key on the way here to take it apart."""
+    if func is aten.scaled_dot_product_attention.default:
+        return attention(*args, **kwargs)
+    return func._op_dk(COMPOSITE, *args, **kwargs)
 
 
 def node(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

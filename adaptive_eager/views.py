@@ -3,6 +3,9 @@
 A third of the dispatches of a training step are views, so the result meta is cached by (op, meta, arguments).
 The common ones have rules of their own; PyTorch's meta kernels answer for the rest and for every bad call, whose
 error is then PyTorch's.
+
+Note [Views in inference mode]
+A view of a normal tensor shares its version counter, also inside `torch.inference_mode()`, where everything that is made anew has none.
 """
 
 from __future__ import annotations
@@ -46,6 +49,13 @@ def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return materialised(func, args, kwargs)
         _CACHE[key] = found
     buffer = x._buf
+    if _inference() and not x.is_inference():
+        with torch.inference_mode(False):  # Note [Views in inference mode]
+            return _over(buffer, found)
+    return _over(buffer, found)
+
+
+def _over(buffer: Buffer, found: Meta | tuple[Meta, ...]) -> Any:
     if type(found) is tuple:
         return [wrap(buffer, m) for m in found]
     t = found.new()  # type: ignore[union-attr]
@@ -54,10 +64,16 @@ def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return t
 
 
+_inference = torch.is_inference_mode_enabled
+
+
 def alias(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """detach and alias: the same buffer and meta. Autograd asks for one at each saved output."""
     x = args[0]
     m = x._meta
+    if _inference() and not x.is_inference():
+        with torch.inference_mode(False):  # Note [Views in inference mode]
+            return _over(x._buf, m)
     t = m.new()
     t._buf = x._buf
     t._meta = m

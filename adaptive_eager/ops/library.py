@@ -91,6 +91,8 @@ TABLE: dict[str, str | None] = {
     "avg_pool2d_backward.default": None,
     "_adaptive_avg_pool2d.default": None,
     "_adaptive_avg_pool2d_backward.default": None,
+    "_scaled_dot_product_flash_attention_for_cpu.default": None,
+    "_scaled_dot_product_flash_attention_for_cpu_backward.default": None,
     "native_dropout.default": None,
     "native_dropout_backward.default": None,
     "normal_.default": None,
