@@ -7,7 +7,7 @@ Python. When nothing on the way would do anything, the operator may record the o
 track, a dispatch or function mode, a transform of torch.func, a forward-mode level, tracing, a profiler. Autocast leaves
 these ops alone. The function mode that makes `neuron` the default device only looks at factories.
 
-In-place operators are torch's own: they count versions.
+An in-place operator counts a version, as autograd's part of the dispatcher does.
 """
 
 from __future__ import annotations
@@ -37,6 +37,17 @@ FORWARD = {
 """The overload that arrives for a tensor, and for a number where that is another one."""
 REFLECTED = {"__radd__": aten.add.Tensor, "__rmul__": aten.mul.Tensor, "__rsub__": aten.rsub.Scalar}
 """The same for a number on the left."""
+INPLACE = {
+    "__iadd__": aten.add_.Tensor,
+    "__isub__": aten.sub_.Tensor,
+    "__imul__": aten.mul_.Tensor,
+    "__itruediv__": aten.div_.Tensor,
+    "add_": aten.add_.Tensor,
+    "sub_": aten.sub_.Tensor,
+    "mul_": aten.mul_.Tensor,
+    "div_": aten.div_.Tensor,
+}
+"""The same for writes in place, of a tensor or a number."""
 UNARY = (
     "__neg__",
     "abs",
@@ -68,6 +79,7 @@ _transforms = torch._C._are_functorch_transforms_active
 _tracing = torch._C._get_tracing_state
 _profiling = torch._C._autograd._profiler_enabled
 _grad = torch.is_grad_enabled
+_count_version = torch._C._increment_version
 
 
 def _watched() -> bool:
@@ -135,6 +147,37 @@ def reflected(name: str, number: int) -> Any:
     return method
 
 
+def inplace(name: str, f: int) -> Any:
+    """The method for an operator that writes into its left operand."""
+    plain = getattr(torch.Tensor, name)
+
+    def method(self: Any, other: Any, **kwargs: Any) -> Any:
+        kind = type(other)
+        known = kind is NeuronTensor or kind is float or kind is int and LEAST <= other <= MOST
+        if (
+            known
+            and not kwargs
+            and not _watched()
+            and not self.is_inference()
+            and not (
+                _grad()
+                and (self.requires_grad or (kind is NeuronTensor and other.requires_grad))
+            )
+        ):
+            try:
+                t = again(f, (self, other))
+            except BaseException:
+                repair()
+                raise
+            if t is not None:
+                _count_version((self,))
+                return self
+        return plain(self, other, **kwargs)
+
+    method.__name__, method.__doc__ = name, plain.__doc__
+    return method
+
+
 def unary(name: str) -> Any:
     """A method without arguments."""
     plain = getattr(torch.Tensor, name)
@@ -162,5 +205,7 @@ def install() -> None:
         setattr(NeuronTensor, name, forward(name, id(tensor), id(number)))
     for name, one in REFLECTED.items():
         setattr(NeuronTensor, name, reflected(name, id(one)))
+    for name, one in INPLACE.items():
+        setattr(NeuronTensor, name, inplace(name, id(one)))
     for name in UNARY:
         setattr(NeuronTensor, name, unary(name))

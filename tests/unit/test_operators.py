@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from adaptive_eager import neuron_eager
-from adaptive_eager.operators import FORWARD, REFLECTED, UNARY
+from adaptive_eager.operators import FORWARD, INPLACE, REFLECTED, UNARY
 
 NUMBERS = (2.5, 3, True, 1 << 70)
 
@@ -26,7 +26,7 @@ def known():
         yield x, y
 
 
-@pytest.mark.parametrize("name", [*FORWARD, *REFLECTED])
+@pytest.mark.parametrize("name", [*FORWARD, *REFLECTED, *INPLACE])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
 def test_binary_operators_agree_with_the_cpu(name, dtype):
     """First time, and when the tape knows them: values, dtypes and errors."""
@@ -34,7 +34,7 @@ def test_binary_operators_agree_with_the_cpu(name, dtype):
     others = NUMBERS if name in REFLECTED else (*NUMBERS, b)
     for other in others:
         try:
-            want = getattr(a, name)(other)
+            want = getattr(a.clone(), name)(other)
         except Exception as e:
             want = e
         for _ in range(3):
@@ -158,3 +158,28 @@ def test_the_default_device_mode_does_not_count(known):
         finally:
             NeuronTensor.__torch_dispatch__ = staticmethod(plain)
     assert not calls
+
+
+@pytest.mark.parametrize("name", INPLACE)
+def test_writes_in_place_count_versions(name):
+    """Each is one version more, on views too; saved values notice; inference tensors stay torch's own case."""
+    with neuron_eager(default_device=False):
+        for _ in range(3):
+            x, y = torch.ones(4).to("neuron"), torch.full((4,), 2.0).to("neuron")
+            v, before = x[:2], x._version
+            assert getattr(x, name)(y) is x
+            getattr(v, name)(2.0)
+            assert x._version == v._version == before + 2
+            torch.neuron.synchronize()
+        w = torch.ones(4).to("neuron").requires_grad_()
+        z = w * x
+        getattr(x, name)(y)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            z.sum().backward()
+        with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+            getattr(w, name)(y)
+        with torch.inference_mode():
+            i = x * 1.0
+            getattr(i, name)(2.0)
+        with pytest.raises(RuntimeError, match="inference tensor"):
+            getattr(i, name)(2.0)
