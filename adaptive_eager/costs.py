@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from adaptive_eager.device_sim.spec import ChipSpec
 from adaptive_eager.device_sim.engines import Instruction
+from adaptive_eager.device_sim.spec import ChipSpec
 from adaptive_eager.device_sim.work import Transfer, Work, matmul, stream
 
 if TYPE_CHECKING:

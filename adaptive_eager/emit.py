@@ -65,6 +65,7 @@ class Emitter:
         self.offsets: list[int] = []
         self.known: dict[tuple[int, Use], int] = {}
         self.values: dict[tuple[int, Use], Val] = {}
+        self.positions: dict[Use, Val] = {}
         self.scalars: list[int | tuple[str, int]] = []
         self.scalar_kinds: list[str] = []
         self.scalar_known: dict[Any, int] = {}
@@ -81,6 +82,7 @@ class Emitter:
             for u in us
             if u[0] == "p"
         ]
+        every += [i.position[2] for i in self.group.items if i.position is not None]
         n = len(dims)
         if self.rowwise:
             blocks = collapse(dims[:-1], every)
@@ -152,6 +154,23 @@ class Emitter:
         self.values[slot, use] = v
         return v
 
+    def position(self, use: Use) -> Val:
+        """How many points come before this one in its tensor."""
+        found = self.positions.get(use)
+        if found is None:
+            *outer, inner = self.strides(use)
+            found = self.b.const(use[1], "i64")
+            for d, step in enumerate(outer):
+                if step:
+                    found = found + self.b.iota(d) * self.scalar(("const", step), "i64")
+            if inner:
+                column = self.b.iota("inner")
+                found = found + (
+                    column if inner == 1 else column * self.scalar(("const", inner), "i64")
+                )
+            self.positions[use] = found
+        return found
+
     def scalar(self, source: int | tuple[str, int], kind: str) -> Val:
         """A run-time scalar of the kernel."""
         k = self.scalar_known.get(source)
@@ -171,6 +190,8 @@ class Emitter:
         ins: list[Val | None] = []
         for slot, use, m in zip(node.ins, item.ins, r.ins, strict=True):
             ins.append(None if use is None else self.value(slot, use, m, finish))
+        if item.position is not None:
+            ins.append(self.position(item.position))
         scalars = [
             self.scalar(node.scalar0 + i, "i64" if t is int else "f64")
             for i, t in enumerate(r.scalar_types)

@@ -53,6 +53,8 @@ class Body:
     guard: tuple[int, Callable[[torch.Tensor], BaseException]] | None = None
     """(operand, error of its host values): build returns one more value, a count of faults in the operand, as i64 at
     finish level; when it is not 0 the launch raises."""
+    position: IndexMap | None = None
+    """Where a point lies in its tensor, counted row by row: build gets it as one more value, after those of `ins`."""
 
 
 class Call:

@@ -12,6 +12,7 @@ range of HBM addresses of the same size, so that capacity and statistics are rig
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from typing import Any
@@ -74,8 +75,12 @@ class DeviceMemory:
         """
         try:
             block = self.hbm.alloc(buffer.nbytes, site=site)
-        except OutOfHBM as e:
-            raise torch.OutOfMemoryError(self._oom_text(e)) from None
+        except OutOfHBM:
+            gc.collect()  # tensors in cycles, as an earlier error and its traceback make them
+            try:
+                block = self.hbm.alloc(buffer.nbytes, site=site)
+            except OutOfHBM as e:
+                raise torch.OutOfMemoryError(self._oom_text(e)) from None
         buffer.block = block
         return block.address
 

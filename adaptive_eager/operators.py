@@ -160,8 +160,7 @@ def inplace(name: str, f: int) -> Any:
             and not _watched()
             and not self.is_inference()
             and not (
-                _grad()
-                and (self.requires_grad or (kind is NeuronTensor and other.requires_grad))
+                _grad() and (self.requires_grad or (kind is NeuronTensor and other.requires_grad))
             )
         ):
             try:

@@ -32,12 +32,24 @@ Use = tuple[str, int, tuple[int, ...]]
 
 @dataclass(slots=True)
 class Item:
-    """A node inside a group, its maps laid over the group's dims. level: where its pointwise values live."""
+    """A node inside a group, its maps laid over the group's dims. level: where its pointwise values live.
+    position: as a body's, like a use of a tensor that holds its own indices."""
 
     node: Node
     ins: list[Use | None]
     stores: list[tuple[int, Use]]
     level: str
+    position: Use | None = None
+
+    def regrid(self, coarse: tuple[int, ...], fine: tuple[int, ...]) -> Item:
+        """The item over a refinement of its dims."""
+        return Item(
+            self.node,
+            [None if u is None else regrid(u, coarse, fine) for u in self.ins],
+            [(s, regrid(u, coarse, fine)) for s, u in self.stores],
+            self.level,
+            None if self.position is None else regrid(self.position, coarse, fine),
+        )
 
 
 @dataclass(slots=True)
@@ -162,6 +174,7 @@ def lay(body: Body, dims: tuple[int, ...], how: str, node: Node) -> Item:
         [None if m is None else use(m) for m in body.ins],
         [(store_slot(node, t), use(m)) for t, m in body.stores],
         level,
+        None if body.position is None else use(body.position),
     )
 
 
@@ -172,7 +185,7 @@ def place(g: Group, node: Node) -> tuple[str, tuple[int, ...]] | None:
     assert g.dims is not None
     dims, bd = g.dims, body.dims
     rowwise = g.kinds & {"row", "col"}
-    if body.kind == "map":
+    if body.kind == "map" and body.position is None:
         if not bd and g.kinds - {"map"} and _reads_level(g, node, "f"):
             return "finish", dims
         if "col" in g.kinds and bd == dims[-1:] and _reads_level(g, node, "c"):
@@ -272,8 +285,7 @@ def _regridded(g: Group, dims: tuple[int, ...]) -> Group:
     old = g.dims
     new = Group(dims, kinds=set(g.kinds))
     for i in g.items:
-        ins = [None if u is None else regrid(u, old, dims) for u in i.ins]
-        new.add(Item(i.node, ins, [(s, regrid(u, old, dims)) for s, u in i.stores], i.level))
+        new.add(i.regrid(old, dims))
     return new
 
 
@@ -398,15 +410,7 @@ def _absorbed(base: Group, guest: Group) -> Group | None:
         if dims != new.dims:
             coarse = new.dims or ()
             new = _regridded(new, dims)
-            extra = [
-                Item(
-                    i.node,
-                    [None if u is None else regrid(u, coarse, dims) for u in i.ins],
-                    [(s, regrid(u, coarse, dims)) for s, u in i.stores],
-                    i.level,
-                )
-                for i in extra
-            ]
+            extra = [i.regrid(coarse, dims) for i in extra]
         item = lay(body, dims, how, old.node)
         if not fits(new, item):
             return None

@@ -20,7 +20,7 @@ import torch
 from adaptive_eager import lower
 from adaptive_eager.memory import Buffer, default_spec, memory
 from adaptive_eager.meta import Meta, meta, row_major
-from adaptive_eager.runtime import Runtime
+from adaptive_eager.runtime import Runtime, to_raise
 from adaptive_eager.simulate import SIMULATOR
 from adaptive_eager.source import user_site
 from adaptive_eager.stats import COUNTERS
@@ -90,7 +90,7 @@ class Tape:
         self.synchronize(cause)
         if buffer.block is None:
             if buffer.error is not None:
-                raise buffer.error
+                raise to_raise(buffer.error)
             memory().allocate(buffer, ("aten.empty", user_site()))
 
     def set_limits(self, limits: Limits) -> None:

@@ -7,12 +7,18 @@ Queued segments run in order under one lock, by whoever holds it: the worker thr
 Note [Ctrl-C]
 A segment is never left half done: while the main thread runs one, SIGINT only sets a flag, looked at between two
 steps. The segment then stays at the head of the queue with its position, and goes on at the next drain.
+
+Note [Kept errors]
+A buffer that will never exist keeps the error that says why. An error's traceback holds frames, a frame the frames that called
+it, a user's frame tensors, their graphs, in C++ where no garbage collector looks, other buffers with this error: a model that ran out of
+memory once would stay in memory for good. So a kept error has no frames, and what is raised is a copy.
 """
 
 from __future__ import annotations
 
 import atexit
 import collections
+import copy
 import os
 import queue
 import threading
@@ -75,7 +81,7 @@ class Runtime:
         if self.errors:
             error = self.errors[0]
             self.errors.clear()
-            raise error
+            raise to_raise(error)
 
     def _run_queue(self, interrupted: Any) -> None:
         while self.queue:
@@ -114,6 +120,33 @@ class Runtime:
         self._worker = None
         self._tokens = queue.SimpleQueue()
         torch.set_num_threads(1)
+
+
+def detach_frames(error: BaseException) -> None:
+    """Let go of the frames that an error came through (Note [Kept errors])."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        e = todo.pop()
+        if e is not None and id(e) not in seen:
+            seen.add(id(e))
+            e.__traceback__ = None
+            todo += [e.__context__, e.__cause__]
+
+
+def to_raise(error: BaseException) -> BaseException:
+    """A kept error for its reader: a copy, as buffers go on keeping the original (Note [Kept errors])."""
+    try:
+        new = copy.copy(error)
+    except Exception:  # noqa: BLE001 - an exception class with arguments of its own
+        return error
+    if type(new) is not type(error):
+        return error
+    new.__cause__ = error.__cause__
+    new.__suppress_context__ = error.__suppress_context__
+    if hasattr(error, "__notes__"):
+        new.__notes__ = list(error.__notes__)
+    return new
 
 
 _MAIN = threading.main_thread().ident
@@ -155,6 +188,7 @@ def run_segment(
         try:
             plan = seg.plan = plan_for(seg)
         except Exception as e:  # noqa: BLE001 - kept for the next sync
+            detach_frames(e)
             seg.error = e
             e.add_note(f"while planning the segment cut after {seg.where or seg.node.where}")
             errors.append(e)

@@ -21,6 +21,7 @@ from adaptive_eager.kernels.launch import stats as kernel_stats
 from adaptive_eager.lower import LIBRARY, SEEDED, fill
 from adaptive_eager.memory import Buffer, memory
 from adaptive_eager.meta import Meta, meta_of
+from adaptive_eager.runtime import detach_frames
 from adaptive_eager.simulate import Happening, Item
 from adaptive_eager.stats import COUNTERS
 from adaptive_eager.tape import T
@@ -91,6 +92,7 @@ class Step:
 
     def fail(self, seg: Segment, error: Exception, errors: list[BaseException]) -> None:
         """Keep the error on what this step would have made; the segment goes on without it."""
+        detach_frames(error)
         lost = self.outs
         if isinstance(error, Inherited):
             error = error.of  # type: ignore[assignment]

@@ -70,6 +70,11 @@ KINDS: dict[str, Kind] = {
     "activation": Kind("scalar", _activation, "isa: n; trn3 takes two 16-bit elements a cycle"),
     "integer": Kind("gpsimd", _each, "arch guide: 128 lanes; Vector computes in float32"),
     "iota": Kind("gpsimd", lambda n, itemsize, spec: 150 + n, "isa: 150 + n"),
+    "rng": Kind(
+        "vector",
+        _each,
+        "isa, rng: a generator of its own on Vector; ours here has Philox's numbers",
+    ),
     "matmul": Kind("tensor", _matmul, "isa: max(min(64, stationary), moving), four times in fp32"),
     "partition_sum": Kind("tensor", _matmul, "a matmul with a column of ones, into PSUM"),
 }

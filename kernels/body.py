@@ -326,6 +326,9 @@ class Body(Function):
                     values[n] = self.load_block(operand, at, j, step, mask)
             elif i.op == "iota":
                 values[n] = e.splat(Lanes(e, j, "i64")) + Lanes(e, e.ramp("i64"), "i64")
+            elif i.op == "random":
+                once = [self.scalar[a] for a in i.args[1:]]
+                values[n] = compute(e, i, [self._get(values, i.args[0]), *once])
             else:
                 values[n] = compute(e, i, [self._get(values, a) for a in i.args])
             self.known(n, values[n])

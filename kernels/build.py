@@ -193,6 +193,11 @@ def fma(x: Val, y: Val, z: Val) -> Val:
     return x.b.inst("fma", (x, y, z), x.dtype)
 
 
+def random(index: Val, seed: Val, offset: Val, dtype: str, draw: int = 0) -> Val:
+    """A random number in [0, 1) of dtype f32 or f64 for each index, seed and offset; draw 1 is independent of draw 0."""
+    return index.b.inst("random", (index, seed, offset), dtype, draw)
+
+
 def row_sum(x: Val) -> Val:
     """Sum over the columns of a row: f64 for floats, i64 for ints and bools."""
     return x.b.inst("sum", (x,), "f64" if x.dtype in FLOATS else "i64")
@@ -229,6 +234,7 @@ __all__ = [
     "fn",
     "maximum",
     "minimum",
+    "random",
     "row_max",
     "row_min",
     "row_sum",

@@ -46,7 +46,7 @@ def fact(inst: Inst, args: Sequence[Fact], memory: str | None = None) -> Fact:
     match inst.op:
         case "load" | "fload":
             return Fact(frozenset({memory}), True) if memory in HALVES else UNKNOWN
-        case "scalar" | "iota":
+        case "scalar" | "iota" | "random":
             return Fact(NOWHERE, True)
         case "cast":
             return Fact(NOWHERE, args[0].tidy)

@@ -112,13 +112,27 @@ MATH = frozenset(
     }
 )
 """Transcendentals on f32 and f64; their definitions are `vmath`'s."""
+RANDOM = frozenset({"random"})
+"""random(index, seed, offset), all i64: uniform in [0, 1) on the grid of 2^-24 (f32) or 2^-53 (f64), by `philox`. attr 0 or 1:
+which of two independent draws."""
 CONVERT = frozenset({"cast", "round"})
 """cast: to the inst's dtype (float→int truncates; anything→bool is `!= 0`). round: f32 onto the grid of attr."""
 ROW_REDUCE = frozenset({"sum", "prod", "rmax", "rmin"})
 """elem → row. sum: f32/f64 → f64, ints/bool → i64. rmax/rmin keep dtype and NaN. prod: f64 or i64."""
 TOTAL = frozenset({"total"})
 """total: sum over all rows of a row or elem value; floats → f64, ints/bool → i64."""
-OPS = SOURCES | ARITHMETIC | COMPARE | LOGIC | MATH | CONVERT | ROW_REDUCE | TOTAL | {"store"}
+OPS = (
+    SOURCES
+    | ARITHMETIC
+    | COMPARE
+    | LOGIC
+    | MATH
+    | RANDOM
+    | CONVERT
+    | ROW_REDUCE
+    | TOTAL
+    | {"store"}
+)
 
 
 @dataclass(frozen=True, slots=True)

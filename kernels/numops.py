@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from adaptive_eager.kernels import vmath
+from adaptive_eager.kernels import philox, vmath
 from adaptive_eager.kernels.ir import FLOATS, MATH, Inst
 
 Array = npt.NDArray[Any]
@@ -212,8 +212,22 @@ def _compute(i: Inst, args: Sequence[Array], dtypes: Sequence[str]) -> Array:
             return cast(x, of, i.dtype)
         case "round":
             return widen(narrow(x, of, str(i.attr)), str(i.attr))
+        case "random":
+            return random(i.attr, i.dtype, *args)
     assert i.op in MATH, i.op
     return _math(i.op, args, of)
+
+
+def random(draw: Any, dtype: str, index: Array, seed: Array, offset: Array) -> Array:
+    """Uniform in [0, 1)."""
+    low, high = offset & philox.MASK, (offset >> 32) & philox.MASK
+    found = philox.words(
+        np.asarray(index, np.int64), (low, high), philox.keys(seed, np.int64), np.int64
+    )
+    first, second = found[:2] if draw == 0 else found[2:]
+    if dtype == "f32":
+        return np.asarray((first >> 8).astype(np.float32) * np.float32(2.0**-24))
+    return np.asarray((((first >> 5) << 26) + (second >> 6)).astype(np.float64) * 2.0**-53)
 
 
 def _math(op: str, args: Sequence[Array], of: str) -> Array:

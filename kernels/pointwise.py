@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from adaptive_eager.kernels import vmath
+from collections.abc import Callable
+
+from adaptive_eager.kernels import philox, vmath
 from adaptive_eager.kernels.ir import MATH, Inst
 from adaptive_eager.kernels.lanes import Emit, Lanes
 
@@ -35,8 +37,33 @@ def compute(e: Emit, i: Inst, args: list[Lanes]) -> Lanes:
             return e.cast(x, i.dtype)
         case "round":
             return e.round(x, str(i.attr))
+        case "random":
+            return _random(e, i, args)
     assert i.op in MATH, i.op
     return _math(e, i.op, args)
+
+
+def _random(e: Emit, i: Inst, args: list[Lanes]) -> Lanes:
+    """Round keys of a launch's seed are scalars, lanes differ in their index."""
+    index, seed, offset = args
+
+    def number(like: Lanes) -> Callable[[int], Lanes]:
+        return lambda n: e.const(like, n)
+
+    wide = index.v.type != seed.v.type
+    one = number(seed)
+    low, high = offset & one(philox.MASK), (offset >> 32) & one(philox.MASK)
+    rounds = philox.keys(seed, one)
+    if wide:
+        low, high = e.splat(low), e.splat(high)
+        rounds = [(e.splat(a), e.splat(b)) for a, b in rounds]
+    found = philox.words(index, (low, high), rounds, number(index))
+    first, second = found[:2] if i.attr == 0 else found[2:]
+    if i.dtype == "f32":
+        x = e.cast(first >> 8, "f32")
+        return x * e.const(x, 2.0**-24)
+    x = e.cast(((first >> 5) << 26) + (second >> 6), "f64")
+    return x * e.const(x, 2.0**-53)
 
 
 def _math(e: Emit, op: str, args: list[Lanes]) -> Lanes:

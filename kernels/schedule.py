@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from adaptive_eager.kernels.ir import ITEMSIZE, MATH, ROW_REDUCE, Kernel, levels, stages
+from adaptive_eager.kernels.ir import ITEMSIZE, MATH, RANDOM, ROW_REDUCE, Kernel, levels, stages
 from adaptive_eager.kernels.vmath import NARROW, PERIODIC
 
 W = 32
@@ -36,7 +36,7 @@ def block_width(kernel: Kernel) -> int:
 WIDE_W = 64
 """Lanes of a block where the chain of instructions is long."""
 WIDE_DEPTH = 30
-DEPTH = {"math": 25, "round": 4, "div": 4, "sqrt": 4}
+DEPTH = {"math": 25, "random": 70, "round": 4, "div": 4, "sqrt": 4}
 """How long a chain of instructions is, in arithmetic ones: those of transcendentals, rounding, division."""
 
 
@@ -148,7 +148,7 @@ def _needs(kernel: Kernel, s: Schedule, at: Sequence[str]) -> None:
             if at[n] != "elem" or n in want:
                 continue
             want.add(n)
-            if insts[n].op in MATH and first.setdefault(n, k) < k:
+            if insts[n].op in MATH | RANDOM and first.setdefault(n, k) < k:
                 loop.from_tile.add(n)
                 s.loops[first[n]].to_tile.add(n)
                 continue
@@ -176,9 +176,9 @@ def _finish(kernel: Kernel, s: Schedule, at: Sequence[str]) -> None:
             (s.column if wide else s.single).append(n)
 
 
-SECONDS = {"element": 6e-11, "cheap": 2e-11, "math": 2e-10, "libm": 1e-8}
+SECONDS = {"element": 6e-11, "cheap": 2e-11, "math": 2e-10, "random": 1.5e-9, "libm": 1e-8}
 """What an element costs on one core from the second-level cache, and what an instruction adds to it: cheap
-ones, vmath's, and those that call libm lane by lane."""
+ones, vmath's, random numbers, and those that call libm lane by lane."""
 
 
 def seconds_per_element(kernel: Kernel) -> float:
@@ -187,5 +187,6 @@ def seconds_per_element(kernel: Kernel) -> float:
     for i, level in zip(kernel.insts, levels(kernel), strict=True):
         if level == "elem":
             inline = i.dtype == "f32" and (i.op in NARROW or i.op in PERIODIC)
-            total += SECONDS["cheap" if i.op not in MATH else "math" if inline else "libm"]
+            kind = "math" if inline else "libm"
+            total += SECONDS[kind if i.op in MATH else "random" if i.op in RANDOM else "cheap"]
     return total

@@ -261,6 +261,8 @@ class _Selector:
             return ("partition_sum",)
         if i.op in ROW_REDUCE:
             return ("reduce",)
+        if i.op == "random":
+            return ("rng",)
         if i.op == "iota":
             return ("iota",) if i.attr == "inner" else ("tensor_copy",)
         if i.op == "pow" or (i.dtype in INTS and i.op in ("add", "sub", "mul", "neg")):

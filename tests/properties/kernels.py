@@ -18,6 +18,7 @@ from adaptive_eager.kernels.build import (
     fn,
     maximum,
     minimum,
+    random,
     row_max,
     row_min,
     row_sum,
@@ -152,7 +153,7 @@ class _Drawer:
     def step(self, outer: int) -> None:
         x, level = self.value()
         kinds = ("pair", "pair", "one", "one", "cast", "reduce", "reduce", "reduce", "scalar")
-        kind = self.pick(*kinds, "iota", "compare")
+        kind = self.pick(*kinds, "iota", "compare", "random")
         if kind == "reduce" and self.flat:
             kind = "one"
         if kind == "pair":
@@ -186,6 +187,14 @@ class _Drawer:
                 self.known.append((x * v.to(x.dtype), level))
         elif kind == "iota" and not self.flat:
             self.known.append((self.b.iota("inner").to(self.pick("f32", "i64", "i32")), "elem"))
+        elif kind == "random" and not self.flat:
+            self.scalars += ["i64", "i64"]
+            seed, offset = (self.b.scalar(len(self.scalars) - k, "i64") for k in (1, 2))
+            index = self.b.iota("inner") + self.b.iota(0) * 1000
+            index = self.pick(index, self.b.iota(0))
+            at = "row" if index.id == self.b.iota(0).id else "elem"
+            found = random(index, seed, offset, self.pick("f32", "f64"), self.pick(0, 1))
+            self.known.append((found, at))
         elif kind == "compare":
             y, other = self.value()
             y = y.to(x.dtype) if y.dtype != x.dtype else y

@@ -29,7 +29,7 @@ CASES = {
 
 def inputs(keys=17, kv_heads=4, dtype=torch.float32, mask=None, dims=4, value_width=16, **rest):
     g = torch.Generator().manual_seed(0)
-    make = lambda *shape: torch.randn(shape, generator=g).to(dtype)  # noqa: E731
+    make = lambda *shape: torch.randn(shape, generator=g).to(dtype)
     q, k, v = make(2, 4, 17, 16), make(2, kv_heads, keys, 16), make(2, kv_heads, keys, value_width)
     if dims == 3:
         q, k, v = q[0], k[0], v[0]
@@ -104,7 +104,7 @@ def test_settings_are_obeyed():
 def test_transforms():
     """vmap, jvp and gradients of gradients go through the composite."""
     q = torch.randn(3, 1, 2, 5, 4)
-    f = lambda x: F.scaled_dot_product_attention(x, x, x)  # noqa: E731
+    f = lambda x: F.scaled_dot_product_attention(x, x, x)
     with neuron_eager(default_device=False):
         got = torch.func.vmap(f)(q.to("neuron")).cpu()
         torch.testing.assert_close(got, torch.stack([f(x) for x in q]))
@@ -129,7 +129,7 @@ def test_transforms():
 def test_errors_are_pytorchs(bad):
     """The CPU's exception type, at the call."""
     q = torch.randn(1, 2, 5, 4)
-    with pytest.raises(Exception) as want:  # noqa: PT011 - whatever the CPU says
+    with pytest.raises(Exception) as want:
         bad(q)
     with neuron_eager(default_device=False), pytest.raises(want.type):
         bad(q.to("neuron"))

@@ -165,3 +165,24 @@ def test_no_numpy_without_asking(x):
         x.numpy()
     with pytest.raises(BufferError):
         x.__dlpack__()
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_an_error_keeps_no_memory(read):
+    """A model that ran out of memory, with a graph over it, is gone when its names are: no leak through the kept error."""
+    import gc
+
+    from adaptive_eager.device_sim.spec import TRN2
+
+    def fails():
+        model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)]).to("neuron")
+        y = model(torch.ones(4, 512, device="neuron")).sum()
+        y.item() if read else torch.neuron.synchronize()
+
+    with neuron_eager(default_device=False, spec=TRN2.replace(hbm_bytes=4 << 20)):
+        before = torch.neuron.memory_allocated()
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError):
+                fails()
+            gc.collect()
+            assert torch.neuron.memory_allocated() <= before

@@ -8,7 +8,6 @@ from torch.testing._internal.common_methods_invocations import op_db
 from adaptive_eager import neuron_eager
 from examples.train_gpt import GPT, Config
 
-
 OPS = [op for op in op_db if torch.float32 in op.dtypes]
 RANDOM = "dropout rand multinomial normal bernoulli empty cauchy exponential geometric uniform rrelu fractional_max_pool scaled_dot".split()
 LEFT_OUT = {
