@@ -1,8 +1,8 @@
 """From a scheduled kernel to an LLVM module with two functions, `body(context)` and `finish(context)`.
 
 Direct vector IR, not numba source: lanes, masked tails and reduction order are then ours to fix, and a
-kernel compiles in some 10-25 ms instead of some 150 (numba's front end is most of that). numba's target
-machine and engine stay the JIT (jit.py).
+kernel compiles in some 10-25 ms instead of some 150 (numba's front end is most of that). llvmlite's target
+machine and engine are the JIT (jit.py).
 """
 
 from __future__ import annotations
