@@ -15,7 +15,6 @@ import ctypes
 import ctypes.util
 import os
 import threading
-from typing import Any
 
 _LOCK = threading.Lock()
 _MACHINE: Machine | None = None
@@ -29,7 +28,7 @@ see the argument; what it sees depends on what was fused."""
 
 
 class Machine:
-    """This processor's target machine and the engine that holds loaded code."""
+    """The target machine of this processor and the engine that holds loaded code."""
 
     def __init__(self) -> None:
         import llvmlite.binding as ll
@@ -76,7 +75,7 @@ if hasattr(os, "register_at_fork"):
 
 def features() -> str:
     """What the processor can do, as LLVM writes it: `+avx512f,+avx2,...`."""
-    return machine().features
+    return str(machine().features)
 
 
 def target() -> str:
@@ -84,7 +83,7 @@ def target() -> str:
     import llvmlite
 
     m = machine()
-    return "|".join((llvmlite.__version__, m.triple, m.cpu, m.features))
+    return f"{llvmlite.__version__}|{m.triple}|{m.cpu}|{m.features}"
 
 
 def compile_module(text: str) -> bytes:
