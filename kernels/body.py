@@ -40,9 +40,10 @@ class Body(Function):
         name: str,
         width: int,
         streams: frozenset[int] = frozenset(),
+        shifted: bool = False,
     ) -> None:
         super().__init__(module, kernel, s, name, width)
-        self.streams = streams
+        self.streams, self.shifted = streams, shifted
         self.sums = [n for n in s.totals if n in s.elem_totals]
         self.tile = {n: i for i, n in enumerate([*s.tiles, *self.sums])}
         self.turned = {o: len(self.tile) + TURN * i for i, o in enumerate(turned(kernel))}
@@ -298,9 +299,20 @@ class Body(Function):
             self._sinks(loop, values, j, mask)
             return [v for state in states for v in state]
 
-        ends = self.blocks(self.n, [v for state in starts for v in state], block)
+        first = [v for state in starts for v in state]
+        ends = self.blocks(self.n, first, block, self._head(loop))
         for n, i, state in zip(loop.reduces, insts, split(ends), strict=True):
             self.scalar[n] = reduce.result(self.e, i, state)
+
+    def _head(self, loop: Loop) -> Any:
+        """Columns before the first cache line's start of a row that is written past the caches, None where blocks start with the row."""
+        if not self.shifted or loop.reduces or loop.totals or not loop.stores:
+            return None
+        o = min(self.streams)
+        at = self.b.ptrtoint(self.at_row[o], I64)
+        before = self.b.and_(self.b.sub(self.i64(0), at), self.i64(63))
+        size = ITEMSIZE[self.k.operands[o].dtype]
+        return self.b.lshr(before, self.i64(size.bit_length() - 1))
 
     def _get(self, values: dict[int, Lanes], n: int) -> Lanes:
         if n not in values:

@@ -15,13 +15,19 @@ from llvmlite import ir
 
 
 def generate(
-    kernel: Kernel, s: Schedule, name: str, width: int, streams: frozenset[int] = frozenset()
+    kernel: Kernel,
+    s: Schedule,
+    name: str,
+    width: int,
+    streams: frozenset[int] = frozenset(),
+    shifted: bool = False,
 ) -> ir.Module:
     """The LLVM module of a kernel: functions `body_<name>` and `finish_<name>`, each of one pointer.
 
     width: lanes of a block (schedule.block_width, or SHORT_W). streams: operands written past the caches.
+    shifted: their rows start anywhere, all at the same distance from a cache line's start.
     """
     module = ir.Module("kernel")
-    Body(module, kernel, s, f"body_{name}", width, streams)
+    Body(module, kernel, s, f"body_{name}", width, streams, shifted)
     Finish(module, kernel, s, f"finish_{name}", width)
     return module

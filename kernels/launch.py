@@ -42,6 +42,8 @@ take 0.6 of the time."""
 STREAM_BYTES = 16 << 20
 """Bytes of a result from which it is written past the caches: what they hold of it is gone before the
 next reader comes."""
+SHIFT_COLS = 256
+"""Columns from which rows that start anywhere are written past the caches: each has two cache lines that are not."""
 MAX_KERNELS = 20_000
 
 
@@ -108,25 +110,29 @@ class Compiled:
                 fresh.add(o)
         self.fresh = frozenset(fresh)
         self.width = block_width(kernel)
-        self._code: dict[tuple[int, bool], Code] = {}
+        self._code: dict[tuple[int, str], Code] = {}
+        sizes = {ITEMSIZE[kernel.operands[o].dtype] for o in fresh}
+        last = [loop for loop in self.schedule.loops if loop.stores]
+        self.may_shift = len(sizes) == 1 and all(not x.reduces and not x.totals for x in last)
 
-    def code(self, width: int, stream: bool = False) -> Code:
-        """Machine code for blocks of so many lanes, made when it is first asked for. stream: operands
-        that are only written go past the caches."""
+    def code(self, width: int, stream: str = "") -> Code:
+        """Machine code for blocks of so many lanes, made when it is first asked for. stream: "aligned" or
+        "shifted": operands that are only written go past the caches."""
         with _LOCK:
             found = self._code.get((width, stream))
             if found is None:
-                text = f"streaming {sorted(self.fresh)}\n{self.text}" if stream else self.text
+                text = f"{stream} {sorted(self.fresh)}\n{self.text}" if stream else self.text
                 make = partial(self.assembly, stream=stream)
                 found = self._code[width, stream] = Code(make, text, width)
             return found
 
-    def assembly(self, name: str, width: int, stream: bool = False) -> str:
+    def assembly(self, name: str, width: int, stream: str = "") -> str:
         """LLVM assembly of functions called `body_<name>` and `finish_<name>`."""
         from adaptive_eager.kernels.codegen import generate
 
         streams: frozenset[int] = self.fresh if stream else frozenset()
-        return str(generate(self.kernel, self.schedule, name, width, streams))
+        shifted = stream == "shifted"
+        return str(generate(self.kernel, self.schedule, name, width, streams, shifted))
 
     @property
     def llvm(self) -> str:
@@ -204,9 +210,13 @@ class Launch:
         self.compiled, self.space = compiled, space
         rows, cols = space.rows, space.cols
         short = cols <= SHORT_W and rows >= SHORT_ROWS
-        self._aligned: tuple[tuple[int, int], ...] = () if short else self._streams()
+        self._aligned: tuple[tuple[int, int], ...] = ()
+        self._shifted: tuple[int, ...] = ()
+        if not short:
+            self._streams()
         self._width = SHORT_W if short else compiled.width
-        self._code = compiled.code(self._width, bool(self._aligned))
+        stream = "aligned" if self._aligned else "shifted" if self._shifted else ""
+        self._code = compiled.code(self._width, stream)
         per = rows_per_task(rows, cols)
         blocks = turned(k)
         if blocks and not s.totals:  # no sum depends on what a task is
@@ -239,18 +249,26 @@ class Launch:
         release = space.numel >= RELEASE_ELEMENTS
         self._call = self._code.call_free if release else self._code.call
 
-    def _streams(self) -> tuple[tuple[int, int], ...]:
-        """(operand, alignment) of what the streaming form writes, where that pays and rows allow it."""
+    def _streams(self) -> None:
+        """Which operands are written past the caches, where that pays: rows that start with a cache line, or all at the same
+        distance from one."""
         k, space = self.compiled.kernel, self.space
-        out = []
+        aligned: list[tuple[int, int]] = []
+        starts: set[tuple[int, ...]] = set()
         for o in sorted(self.compiled.fresh):
             dtype = k.operands[o].dtype
             size, align = ITEMSIZE[dtype], stream_align(dtype)
-            steps = [s * size for n, s in zip(space.outer, space.strides[o], strict=False) if n > 1]
-            if space.numel * size < STREAM_BYTES or any(s % align for s in steps):
-                return ()
-            out.append((o, align))
-        return tuple(out)
+            if space.numel * size < STREAM_BYTES:
+                return
+            pairs = zip(space.outer, space.strides[o], strict=False)
+            steps = tuple([s * size if n > 1 else 0 for n, s in pairs])
+            starts.add(tuple([x % 64 for x in steps]))
+            if not any(x % align for x in steps):
+                aligned.append((o, align))
+        if len(aligned) == len(self.compiled.fresh):
+            self._aligned = tuple(aligned)
+        elif self.compiled.may_shift and len(starts) == 1 and space.cols >= SHIFT_COLS:
+            self._shifted = tuple(sorted(self.compiled.fresh))
 
     def threads(self, most: int) -> int:
         """How many threads this launch should use."""
@@ -274,8 +292,10 @@ class Launch:
         """Set addresses (of element 0 of each operand) and scalars for the next run."""
         self._varying(self._context, self._at, *pointers, *scalars)
         self._word(self._context, 0, 0)
-        if self._aligned and any(pointers[o] % align for o, align in self._aligned):
-            self._aligned = ()  # a view: from now on the plain form
+        if (self._aligned and any(pointers[o] % align for o, align in self._aligned)) or (
+            self._shifted and len({pointers[o] % 64 for o in self._shifted}) > 1
+        ):
+            self._aligned = self._shifted = ()  # a view: from now on the plain form
             self._code = self.compiled.code(self._width)
             self._call = self._code.call_free
 

@@ -47,7 +47,7 @@ def test_the_variant_for_short_rows_has_the_same_bits(trace, cols):
     for r in range(rows):
         run_rows(k, [x[r], few[r]], 1, cols, [(cols, 1)] * 2)
     np.testing.assert_array_equal(many.view(np.int32), few.view(np.int32))
-    assert set(compile_kernel(k)._code) == {(W, False), (SHORT_W, False)}
+    assert set(compile_kernel(k)._code) == {(W, ""), (SHORT_W, "")}
 
 
 def test_scaling_by_powers_of_two_has_one_result(monkeypatch):
@@ -245,3 +245,55 @@ def test_streaming_stores_have_the_same_bits(memory, monkeypatch):
         assert view.tobytes() == want.tobytes()
     in_place = kernel(lambda b: b.store(b.load(0, "f32") + 1, 0), [("f32", "unit")])
     assert compile_kernel(in_place).bind(ir.Space((18,), 4096, n, ((4096, 1),)))._aligned == ()
+
+
+@pytest.mark.parametrize("cols", [256, 257, 300, 511, 1000, 1003])
+@pytest.mark.parametrize("memory", ["f32", "bf16", "f64"])
+def test_rows_that_start_anywhere_stream_too(memory, cols, monkeypatch):
+    """Blocks begin at each row's first cache line: the bits of plain stores, nothing beside the rows touched, at every offset."""
+    monkeypatch.setattr(launch, "SHIFT_COLS", 200)
+    rows = 37
+    x = RNG.standard_normal((rows, cols)).astype(np.float32)
+
+    def softmax(b):
+        v = b.load(0, "f32")
+        e = fn("exp", v - row_max(v))
+        b.store(e * (1.0 / row_sum(e)).to("f32"), 1)
+        b.store(e * (2.0 / row_sum(e)).to("f32"), 2)
+
+    k = kernel(softmax, [("f32", "unit"), (memory, "unit"), (memory, "unit")])
+    space = ir.Space((rows,), cols, rows * cols, ((cols, 1),) * 3)
+    plain = [np.zeros((rows, cols), NP[memory]) for _ in range(2)]
+    compile_kernel(k).bind(space)([x.ctypes.data, *[p.ctypes.data for p in plain]], [], 2)
+    monkeypatch.setattr(launch, "STREAM_BYTES", 1)
+    size = plain[0].itemsize
+    room = [np.full(rows * cols + 200, 7, NP[memory]) for _ in range(2)]
+    starts = [-r.ctypes.data // size % (64 // size) for r in room]
+    for shift in (0, 1, 5, 64 // size - 1):
+        at = [s + shift + 40 for s in starts]
+        run = compile_kernel(k).bind(space)
+        assert bool(run._shifted) == bool(cols * size % 64) and bool(run._aligned) != bool(
+            run._shifted
+        )
+        run(
+            [x.ctypes.data, *[r.ctypes.data + a * size for r, a in zip(room, at, strict=True)]],
+            [],
+            2,
+        )
+        for r, a, p in zip(room, at, plain, strict=True):
+            assert r[a : a + p.size].tobytes() == p.tobytes()
+            assert (r[:a] == 7).all() and (r[a + p.size :] == 7).all()
+            r[...] = 7
+    uneven = compile_kernel(k).bind(space)
+    uneven(
+        [
+            x.ctypes.data,
+            *[r.ctypes.data + (s + n) * size for r, s, n in zip(room, starts, (1, 2), strict=True)],
+        ],
+        [],
+        1,
+    )
+    assert (
+        not uneven._shifted
+        and room[0][starts[0] + 1 :][: plain[0].size].tobytes() == plain[0].tobytes()
+    )
