@@ -33,6 +33,7 @@ except ImportError:
     import signal  # type: ignore[no-redef]
 
 if TYPE_CHECKING:
+    from adaptive_eager.steps import Plan
     from adaptive_eager.tape import Segment
 
 
@@ -177,16 +178,23 @@ class Interruptible:
                 self._old(signal.SIGINT, None)
 
 
+def _plan_for(seg: Segment) -> Plan:
+    """The planner, imported when there is something to plan."""
+    global _plan_for
+    from adaptive_eager.steps import plan_for
+
+    _plan_for = plan_for
+    return plan_for(seg)
+
+
 def run_segment(
     seg: Segment, errors: list[BaseException], interrupted: Interruptible | None
 ) -> bool:
     """Run a segment from where it stands; False when interrupted between two steps."""
     plan = seg.plan
     if plan is None:
-        from adaptive_eager.steps import plan_for
-
         try:
-            plan = seg.plan = plan_for(seg)
+            plan = seg.plan = _plan_for(seg)
         except Exception as e:  # noqa: BLE001 - kept for the next sync
             detach_frames(e)
             seg.error = e

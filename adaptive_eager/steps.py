@@ -60,12 +60,11 @@ def site_of(node: Node) -> Site:
 
 
 class Step:
-    """Common to all steps: outputs to allocate before (for whom: `sites`), slots to release after, and what an error does."""
+    """Common to all steps: outputs to allocate before (and for whom), slots to release after, and what an error does."""
 
-    __slots__ = ("allocs", "frees", "ins", "node", "outs", "sites")
+    __slots__ = ("allocs", "frees", "ins", "node", "outs")
 
-    allocs: list[int]
-    sites: list[Site]
+    allocs: list[tuple[int, Site]]
     frees: list[int]
     ins: list[int]
     outs: list[int]
@@ -73,17 +72,17 @@ class Step:
 
     def prepare(self, seg: Segment) -> None:
         """Check inputs for errors that came before, and take HBM for outputs."""
-        bufs, ext, allocate = seg.bufs, seg.ext, memory().allocate
+        bufs, ext = seg.bufs, seg.ext
         for s in self.ins:
             b = bufs[s] if s >= 0 else ext[~s]
             if b.block is None:
                 if b.error is not None:
                     raise Inherited(b.error)
-                allocate(b, site_of(self.node))
-        for s, site in zip(self.allocs, self.sites, strict=True):
+                memory().allocate(b, site_of(self.node))
+        for s, site in self.allocs:
             b = bufs[s] if s >= 0 else ext[~s]
             if b.block is None:
-                allocate(b, site)
+                memory().allocate(b, site)
 
     def release(self, seg: Segment) -> None:
         """Give back what nobody reads any more."""
@@ -164,8 +163,14 @@ class KernelStep(Step):
     def run(self, seg: Segment) -> None:
         """Launch on this thread and wait."""
         self.prepare(seg)
-        self.launch(*self.arguments(seg), self.threads)
-        self.finish(seg)
+        pointers, scalars = self.arguments(seg)
+        self.launch(pointers, scalars, self.threads)
+        if self.guards:
+            self.check(seg)
+        bufs = seg.bufs
+        for s in self.frees:
+            b = bufs[s]
+            b.block = b.owner = None
 
     def arguments(self, seg: Segment) -> tuple[list[int], list[float]]:
         """Addresses of the operands, and scalars."""
@@ -186,8 +191,8 @@ class KernelStep(Step):
         given = seg.scalars
         return pointers, [given[i] if type(i) is int else i[1] for i in self.scalars]  # type: ignore[index]
 
-    def finish(self, seg: Segment) -> None:
-        """After the launch: raise for a fault that the kernel found, give back what nobody reads."""
+    def check(self, seg: Segment) -> None:
+        """After the launch: raise for a fault that the kernel found."""
         for _, slot, m, error, node, word in self.guards:
             if word[0]:
                 raise Faulty(
@@ -195,7 +200,6 @@ class KernelStep(Step):
                     node,
                     self.nodes,
                 )
-        self.release(seg)
 
 
 class JobsStep(Step):
@@ -448,8 +452,7 @@ def _library_step(node: Node) -> LibraryStep:
     fresh = set(range(node.first_out, node.nbufs))
     step.ins = list(dict.fromkeys(node.ins))
     step.outs = sorted({*fresh, *[node.ins[k] for k in node.recipe.writes]})
-    step.allocs = sorted(fresh) if step.out_of is not None else []
-    step.sites = [site_of(node)] * len(step.allocs)
+    step.allocs = [(s, site_of(node)) for s in sorted(fresh)] if step.out_of is not None else []
     return step
 
 
@@ -460,8 +463,7 @@ def _kernel_step(g: planning.Group, emitted: Emitted, stored: set[int]) -> Kerne
     step.ins = [s for s in dict.fromkeys(emitted.slots) if s < GUARD and s not in own]
     step.ins += [s for s in own if s in stored and s not in new and s not in step.ins]
     step.outs = sorted(own)
-    step.allocs = [s for s in own if s in stored and s in new]
-    step.sites = [site_of(new[s]) for s in step.allocs]
+    step.allocs = [(s, site_of(new[s])) for s in own if s in stored and s in new]
     step.frees = []
     return step
 
