@@ -20,6 +20,7 @@ import torch
 from adaptive_eager import lower
 from adaptive_eager.memory import Buffer, default_spec, memory
 from adaptive_eager.meta import Meta, meta, row_major
+from adaptive_eager.random import GENERATOR
 from adaptive_eager.runtime import Runtime, to_raise
 from adaptive_eager.simulate import SIMULATOR
 from adaptive_eager.source import user_site
@@ -150,20 +151,100 @@ class Tape:
 
         Raises what PyTorch raises for a bad call, before anything is recorded.
         """
+        with self.lock:
+            seg, at = self.seg, self.seg.node
+            tensors: list[Any] = []
+            scalars: list[float] = []
+            key = self.call_key(id(func), args, kwargs, tensors, scalars)
+            if key is not None:
+                node = at.next.get(key)
+                if node is not None:
+                    if id(func) in lower.SEEDED:
+                        scalars += GENERATOR.draw()
+                    return self.follow(node, tensors, scalars)
+            result = self.record_new(func, args, kwargs)
+            if key is not None and result is not NotImplemented and seg.node.parent is at:
+                at.next[key] = seg.node
+            return result
+
+    def call_key(
+        self, f: int, args: Any, kwargs: dict[str, Any], tensors: list[Any], scalars: list[float]
+    ) -> tuple[Any, ...] | None:
+        """What tells a call from others at one place of the tape, slots of its operands included; None where it is too unusual to
+        be known by it. Collects its tensors and its run-time scalars, as `lower.Call` does. Lock held."""
+        seg = self.seg
+        key: list[Any] = [f]
+        values: Any = args
+        if kwargs:
+            key += kwargs
+            values = (*args, *kwargs.values())
+        for a in values:
+            kind = type(a)
+            if kind is NeuronTensor:
+                b = a._buf
+                if b.seg is not seg:
+                    self.slot(b)
+                key += (a._meta, b.slot)
+                tensors.append(a)
+            elif kind is float:
+                key.append(kind)
+                if f in lower.LITERAL_NUMBERS:
+                    key.append(a.hex())
+                else:
+                    scalars.append(a)
+            elif kind is int:
+                key.append(kind)
+                if f in lower.RUNTIME_INTS and -(1 << 63) <= a < 1 << 63:
+                    scalars.append(a)
+                else:
+                    key.append(a)
+            elif a is None or kind is bool or kind is str or kind is torch.dtype:
+                key += (kind, a)
+            elif kind is list or kind is tuple:
+                for x in a:
+                    if type(x) is not int and type(x) is not bool:
+                        return None
+                key += (kind, *a, len(a))
+            else:
+                return None
+        return tuple(key)
+
+    def follow(self, node: Node, tensors: list[Any], scalars: list[float]) -> Any:
+        """Go along a known edge of the trie. Lock held."""
+        seg = self.seg
+        slot, recipe = seg.node.nbufs, node.recipe
+        made, fresh = [], []
+        for m in recipe.outs:
+            b = Buffer(node.nbytes if node.make is not None else span_bytes(m))
+            b.seg, b.slot = seg, slot
+            slot += 1
+            fresh.append(b)
+            made.append(wrap(b, m))
+        seg.scalars += scalars
+        seg.node = node
+        seg.bufs += fresh
+        b = None  # type: ignore[assignment]
+        del fresh
+        found = [None if k is None else made[k] if k >= 0 else tensors[~k] for k in recipe.returns]
+        if node.full:
+            self.after_full(seg, node)
+        return found[0] if recipe.single else tuple(found)
+
+    def record_new(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record an op that this place of the tape has not seen. Lock held."""
         try:
             call = lower.Call(func, args, kwargs)
         except lower.Unsupported:
             return NotImplemented
-        with self.lock:
-            recipe = self.recipes.get(call.key)
+        recipe = self.recipes.get(call.key)
+        if recipe is None:
+            recipe = lower.make_recipe(call)
             if recipe is None:
-                recipe = lower.make_recipe(call)
-                if recipe is None:
-                    return NotImplemented
-                if len(self.recipes) > MAX_RECIPES:
-                    self.forget()
-                self.recipes[call.key] = recipe
-            return self.append(recipe, call)
+                return NotImplemented
+            if len(self.recipes) > MAX_RECIPES:
+                self.forget()
+            self.recipes[call.key] = recipe
+        return self.append(recipe, call)
 
     def append(self, recipe: Recipe, call: lower.Call) -> Any:
         """Walk one edge of the trie. Lock held."""

@@ -30,9 +30,9 @@ print(f"\nOne kernel an op\n{runs['eager'].simulated}")
 print(f"\nFused\n{runs['adaptive'].simulated}")
 
 print("\nThe same run on other chips, without running it again")
-half = TRN2.replace(name="TRN2, half the SBUF", sbuf_bytes=TRN2.sbuf_bytes // 2)
+less = TRN2.replace(name="TRN2, a quarter of the SBUF", sbuf_bytes=TRN2.sbuf_bytes // 4)
 slow = TRN2.replace(name="TRN2, HBM at half speed", hbm_bytes_per_ns=TRN2.hbm_bytes_per_ns / 2)
-for chip in (TRN2, "TRN2-LNC1", "TRN3", half, slow):
+for chip in (TRN2, "TRN2-LNC1", "TRN3", less, slow):
     t = runs["adaptive"].retime(chip)
     moved = (t.hbm_read + t.hbm_written) / 1e6
     print(

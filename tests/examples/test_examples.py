@@ -110,4 +110,4 @@ def test_what_if_prints_other_chips():
     eager, adaptive = re.findall(r"mean (\S+)", out)
     assert eager == adaptive
     launches = dict(re.findall(r"^  (\S.*?) +[\d,]+ µs +(\d+) launches", out, re.MULTILINE))
-    assert int(launches["TRN2, half the SBUF"]) > int(launches["TRN2"])
+    assert int(launches["TRN2, a quarter of the SBUF"]) > int(launches["TRN2"])
