@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from adaptive_eager.kernels import reduce
-from adaptive_eager.kernels.frame import Function, Word
+from adaptive_eager.kernels.context import Word
+from adaptive_eager.kernels.frame import Function
 from adaptive_eager.kernels.ir import ITEMSIZE, Kernel, Operand
 from adaptive_eager.kernels.lanes import (
     I8,
@@ -76,13 +77,32 @@ class Body(Function):
         self.scratch = b.gep(self.pointer(Word.SCRATCH), [offset], source_etype=I8)
 
     def _tasks(self) -> None:
+        """Note [Shares]."""
         b = self.b
-        per, tasks = self.word(Word.ROWS_PER_TASK), self.word(Word.TASKS)
+        per, tasks, shares = (self.word(w) for w in (Word.ROWS_PER_TASK, Word.TASKS, Word.SHARES))
+        mine = b.atomic_rmw("add", self.word_at(Word.ARRIVED), self.i64(1), "monotonic")
+        mine = b.urem(mine, shares)
+        self.loop(
+            "share",
+            self.i64(0),
+            shares,
+            1,
+            [],
+            lambda k, _: self._share(k, mine, shares, tasks, per),
+        )
+
+    def _share(self, k: Any, mine: Any, shares: Any, tasks: Any, per: Any) -> list[Any]:
+        """The tasks of the k-th share from one's own on, until none is left."""
+        b = self.b
+        which = b.urem(b.add(mine, k), shares)
+        low = b.udiv(b.mul(which, tasks), shares)
+        high = b.udiv(b.mul(b.add(which, self.i64(1)), tasks), shares)
+        counter = b.gep(self.word_at(Word.NEXT_TASK), [which], source_etype=I64)
         head, inside, done = (b.append_basic_block(n) for n in ("task.head", "task", "done"))
         b.branch(head)
         b.position_at_end(head)
-        task = b.atomic_rmw("add", self.word_at(Word.NEXT_TASK), self.i64(1), "monotonic")
-        b.cbranch(b.icmp_unsigned("<", task, tasks), inside, done)
+        task = b.add(low, b.atomic_rmw("add", counter, self.i64(1), "monotonic"))
+        b.cbranch(b.icmp_unsigned("<", task, high), inside, done)
         b.position_at_end(inside)
         first = b.mul(task, per)
         stop = b.add(first, per)
@@ -93,6 +113,7 @@ class Body(Function):
             self._merge(task)
         b.branch(head)
         b.position_at_end(done)
+        return []
 
     # -- totals -----------------------------------------------------------------------------------
 

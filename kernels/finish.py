@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from adaptive_eager.kernels import reduce
-from adaptive_eager.kernels.frame import Function, Word
+from adaptive_eager.kernels.context import Word
+from adaptive_eager.kernels.frame import Function
 from adaptive_eager.kernels.ir import Kernel, Operand
 from adaptive_eager.kernels.lanes import I64, VALUE, Lanes, constant
 from adaptive_eager.kernels.pointwise import compute

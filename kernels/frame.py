@@ -3,7 +3,7 @@
 Note [The context]
 A launch passes one array of 64-bit words: counters and sizes (`Word`), then outer sizes, strides in
 bytes, operand addresses, addresses of partial totals, scalars. `body` may run on any number of threads
-at once: each takes tasks from an atomic counter and a scratch area from another, so results depend on
+at once: each takes tasks from atomic counters (context.py, Note [Shares]) and a scratch area from another, so results depend on
 neither.
 
 Note [Totals of columns]
@@ -21,11 +21,11 @@ rows start anywhere, a row's blocks begin at its first line, and what lies befor
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Callable
 from typing import Any
 
+from adaptive_eager.kernels.context import Layout
 from adaptive_eager.kernels.grid import facts
 from adaptive_eager.kernels.ir import ITEMSIZE, Kernel, Operand
 from adaptive_eager.kernels.lanes import (
@@ -47,35 +47,6 @@ from adaptive_eager.kernels.schedule import Schedule, stream_align
 from llvmlite import ir
 
 LoopBody = Callable[[Any, list[Any]], list[Any]]
-
-
-class Word(enum.IntEnum):
-    """Fixed words of the context."""
-
-    NEXT_TASK = 0
-    TASKS = 1
-    ROWS = 2
-    COLS = 3
-    NUMEL = 4
-    ROWS_PER_TASK = 5
-    NEXT_SCRATCH = 6
-    SCRATCH = 7
-    SCRATCH_BYTES = 8
-    TILE_BYTES = 9
-    MERGED = 10
-    COUNT = 11
-
-
-class Layout:
-    """Word numbers of a kernel's context."""
-
-    def __init__(self, k: Kernel, totals: int) -> None:
-        self.sizes = int(Word.COUNT)
-        self.strides = self.sizes + k.outer
-        self.pointers = self.strides + len(k.operands) * (k.outer + 1)
-        self.scalars = self.pointers + len(k.operands)
-        self.totals = self.scalars + len(k.scalars)
-        self.words = self.totals + totals
 
 
 class Function:

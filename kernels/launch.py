@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from adaptive_eager.kernels import cache, jit, pool
+from adaptive_eager.kernels.context import MAX_SHARES, Word
 from adaptive_eager.kernels.ir import ITEMSIZE, Kernel, Space, rows_per_task, verify
 from adaptive_eager.kernels.listing import listing
 from adaptive_eager.kernels.schedule import (
@@ -42,6 +43,8 @@ take 0.6 of the time."""
 STREAM_BYTES = 16 << 20
 """Bytes of a result from which it is written past the caches: what they hold of it is gone before the
 next reader comes."""
+EVEN_TASKS = 16
+"""Tasks of a launch, where it has rows for so many: two threads end within a sixteenth of each other."""
 SHIFT_COLS = 256
 """Columns from which rows that start anywhere are written past the caches: each has two cache lines that are not."""
 MAX_KERNELS = 20_000
@@ -199,6 +202,10 @@ def compile_kernel(kernel: Kernel) -> Compiled:
     return found
 
 
+_NOTHING_TAKEN = (0,) * (1 + MAX_SHARES)
+"""Words of a context before a launch: nobody has arrived, no share is begun."""
+
+
 class Launch:
     """A kernel over given sizes. One thread at a time may call it: it owns its context.
 
@@ -219,8 +226,10 @@ class Launch:
         self._code = compiled.code(self._width, stream)
         per = rows_per_task(rows, cols)
         blocks = turned(k)
-        if blocks and not s.totals:  # no sum depends on what a task is
-            per = -(-per // TURN) * TURN
+        if not s.totals:  # no sum depends on what a task is: enough of them to share evenly
+            per = max(1, min(per, rows // EVEN_TASKS))
+            if blocks:
+                per = -(-per // TURN) * TURN
         self.tasks = -(-rows // per)
         self.cost = space.numel * compiled.seconds_per_element
         tile = (cols * 8 + 8 * self._width + 63) & -64
@@ -233,7 +242,9 @@ class Launch:
             for o, of in zip(k.operands, space.strides, strict=True)
             for x in of
         ]
-        fixed = [0, self.tasks, rows, cols, space.numel, per, 0, 0, self._tiles_bytes, tile, 0]
+        shares = 1 if s.elem_totals else min(MAX_SHARES, os.cpu_count() or 1)
+        fixed = [0] * (1 + MAX_SHARES) + [shares, self.tasks, rows, cols, space.numel, per]
+        fixed += [tile, self._tiles_bytes, 0, 0, 0]
         fixed += [*space.outer, *strides]
         varying = "q" * len(k.operands) + "".join("d" if x == "f64" else "q" for x in k.scalars)
         self._varying = struct.Struct(varying).pack_into
@@ -242,7 +253,7 @@ class Launch:
         self._context = ctypes.create_string_buffer(self._totals_at + 8 * len(sizes))
         self._address = ctypes.addressof(self._context)
         struct.pack_into(f"{len(fixed)}q", self._context, 0, *fixed)
-        self._word = struct.Struct("q").pack_into
+        self._begin = struct.Struct(f"{1 + MAX_SHARES}q").pack_into
         self._placed = 0
         self._scratches = bool(self._tiles_bytes or sizes)
         self._finishes = bool(sizes)
@@ -280,18 +291,16 @@ class Launch:
 
     def _place(self, at: int) -> None:
         """Use the memory at an address for them."""
-        self._word(self._context, 48, 0)
-        self._word(self._context, 80, 0)
+        struct.pack_into("3q", self._context, 8 * Word.SCRATCH, at + self._partial_bytes, 0, 0)
         if at != self._placed:
             self._placed = at
             addresses = [at + x for x in self._partials]
             struct.pack_into(f"{len(addresses)}q", self._context, self._totals_at, *addresses)
-            self._word(self._context, 56, at + self._partial_bytes)
 
     def pack(self, pointers: Sequence[int], scalars: Sequence[float]) -> None:
         """Set addresses (of element 0 of each operand) and scalars for the next run."""
         self._varying(self._context, self._at, *pointers, *scalars)
-        self._word(self._context, 0, 0)
+        self._begin(self._context, 0, *_NOTHING_TAKEN)
         if (self._aligned and any(pointers[o] % align for o, align in self._aligned)) or (
             self._shifted and len({pointers[o] % 64 for o in self._shifted}) > 1
         ):
