@@ -7,10 +7,12 @@ from typing import Any
 import torch
 
 from adaptive_eager import dispatch as _dispatch  # noqa: F401 - connects tensors to the recorder
+from adaptive_eager.ops import batchnorm as _batchnorm  # noqa: F401
 from adaptive_eager.ops import library as _library  # noqa: F401 - fills the op tables
 from adaptive_eager.ops import pointwise as _pointwise  # noqa: F401
 from adaptive_eager.ops import random as _random  # noqa: F401
 from adaptive_eager.ops import reduce as _reduce  # noqa: F401
+from adaptive_eager.ops import search as _search  # noqa: F401
 from adaptive_eager.ops import special
 from adaptive_eager.record import download, empty, upload
 from adaptive_eager.tensor import NeuronTensor

@@ -240,7 +240,7 @@ def make_recipe(call: Call) -> Recipe | None:
             return None
     library = f in LIBRARY
     r.body = None
-    if native is not None and all(m.numel for m in (*r.ins, *r.outs)):
+    if native is not None and all(m.numel for m in (*r.ins, *r.outs[:1])):
         r.body = native(r, metas)
         if r.body is None and rule is not None:
             _raise_as_cpu(r, call.scalars, one_element=True)

@@ -147,19 +147,22 @@ def again(f: int, args: Any) -> Any:
         at = seg.node
         a = args[0]
         ba = a._buf
-        if ba.seg is not seg:
-            TAPE.slot(ba)
         n = len(args)
         node = scalar = None
         if n == 2:
             b = args[1]
             kind = type(b)
+            if kind is not NeuronTensor and kind is not float and kind is not int:
+                return None  # an upload into a fresh buffer must find it without a slot
+        if ba.seg is not seg:
+            TAPE.slot(ba)
+        if n == 2:
             if kind is NeuronTensor:
                 bb = b._buf
                 if bb.seg is not seg:
                     TAPE.slot(bb)
                 node = at.next.get((f, a._meta, ba.slot, b._meta, bb.slot))
-            elif kind is float or kind is int:
+            else:
                 node = at.next.get((f, a._meta, ba.slot, kind))
                 scalar = b
         elif n == 1:

@@ -17,7 +17,8 @@ UNARY = ["{x} * 1.5", "{x} + 0.25", "torch.relu({x})", "torch.tanh({x})", "torch
          "F.layer_norm({x}, {x}.shape[-1:])", "{x} - {x}.mean(-1, keepdim=True)", "{x} / (1 + {x}.amax(-1, keepdim=True).abs())",
          "{x} * {x}.sum(0)", "{x} + {x}.mean()", "{x} - {x}.var(-1, keepdim=True, unbiased=False)", "torch.sin({x}) * torch.cos({x})",
          "torch.log1p({x}.abs())", "{x}.pow(2)", "{x}.clone()", "{x}.cumsum(0)", "torch.cat([{x}, {x} * 2])[: {x}.shape[0]]", "{x}.flip(0)",
-         "{x}.detach() * 0.5 + {x}", "(1.25 * {x}.detach() - 0.5) / 2", "torch._foreach_mul([{x}, {x} + 1], 0.5)[1]",
+         "{x}.detach() * 0.5 + {x}", "{x} * {x}.argmax(-1, keepdim=True)", "{x} - {x}.max(-1, keepdim=True)[0]",
+         "{x} + {x}.detach().min(-1, keepdim=True)[1]", "(1.25 * {x}.detach() - 0.5) / 2", "torch._foreach_mul([{x}, {x} + 1], 0.5)[1]",
          "F.scaled_dot_product_attention({x}[None, None], {x}[None, None], {x}[None, None])[0, 0]",
          "F.scaled_dot_product_attention({x}[None, None], {x}[None, None], {x}[None, None], is_causal=True)[0, 0]",
          "{x}.to(torch.bfloat16).mul(1.7).add(0.3).relu().to({x}.dtype)"]  # fmt: skip
