@@ -4,6 +4,10 @@ Note [Who runs a segment]
 Queued segments run in order under one lock, by whoever holds it: the worker thread, or a thread that waits for a value
 (a hand-off costs more than a small kernel). A thread that drains the queue first waits for the worker's current segment.
 
+The worker ends when it has had nothing to do for a while. Its OpenMP threads end with it: as long as they live, the process
+has more threads than cores, and OpenMP puts all of them to sleep between two regions, PyTorch's own on the CPU included, which
+then take three times as long where regions are short.
+
 Note [Ctrl-C]
 A segment is never left half done: while the main thread runs one, SIGINT only sets a flag, looked at between two
 steps. The segment then stays at the head of the queue with its position, and goes on at the next drain.
@@ -37,6 +41,10 @@ if TYPE_CHECKING:
     from adaptive_eager.tape import Segment
 
 
+IDLE_SECONDS = 0.02
+"""How long the worker waits for more before it ends; to start another costs 0.1 ms."""
+
+
 class Runtime:
     """The queue of cut segments and the threads that run them."""
 
@@ -46,6 +54,7 @@ class Runtime:
         self.errors: list[BaseException] = []
         self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
+        self._hiring = threading.Lock()
         atexit.register(self._shutdown)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(
@@ -60,10 +69,13 @@ class Runtime:
 
     def wake(self) -> None:
         """Let the worker run the queue while the caller goes on."""
-        if self._worker is None:
-            self._worker = threading.Thread(target=self._work, name="neuron-worker", daemon=True)
-            self._worker.start()
-        self._tokens.put(True)
+        with self._hiring:
+            self._tokens.put(True)
+            if self._worker is None:
+                self._worker = threading.Thread(
+                    target=self._work, name="neuron-worker", daemon=True
+                )
+                self._worker.start()
 
     def drain(self) -> None:
         """Run all queued segments on this thread; returns when they are done.
@@ -93,24 +105,38 @@ class Runtime:
             seg.release()
 
     def _work(self) -> None:
-        while self._tokens.get():
+        while self._more():
             while self.queue:
                 with self.lock:
                     if self.queue and run_segment(self.queue[0], self.errors, None):
                         self.queue.popleft().release()
 
+    def _more(self) -> bool:
+        """Wait for a call of `wake`; False when the worker is to end."""
+        try:
+            return self._tokens.get(timeout=IDLE_SECONDS)
+        except queue.Empty:
+            with self._hiring:
+                if not self._tokens.empty():
+                    return True
+                self._worker = None
+                return False
+
     # -- the process's own events --------------------------------------------------------------
 
     def _shutdown(self) -> None:
         self.queue.clear()
-        if self._worker is not None:
+        worker = self._worker
+        if worker is not None:
             self._tokens.put(False)
-            self._worker.join(timeout=5)
+            worker.join(timeout=5)
 
     def _before_fork(self) -> None:
         self.lock.acquire()
+        self._hiring.acquire()
 
     def _after_fork(self) -> None:
+        self._hiring.release()
         self.lock.release()
 
     def _in_child(self) -> None:
@@ -118,6 +144,7 @@ class Runtime:
         import torch
 
         self.lock = threading.RLock()
+        self._hiring = threading.Lock()
         self._worker = None
         self._tokens = queue.SimpleQueue()
         torch.set_num_threads(1)

@@ -48,6 +48,7 @@ EVEN_TASKS = 16
 SHIFT_COLS = 256
 """Columns from which rows that start anywhere are written past the caches: each has two cache lines that are not."""
 MAX_KERNELS = 20_000
+"""Kernels that this process remembers."""
 
 
 @dataclass(slots=True)
@@ -191,14 +192,14 @@ def compile_kernel(kernel: Kernel) -> Compiled:
     a launch is bound."""
     text = str(kernel)
     with _LOCK:
-        found = _TABLE.get(text)
-        if found is not None:
+        found = _TABLE.pop(text, None)
+        if found is None:
+            found = Compiled(kernel, text)
+            if len(_TABLE) >= MAX_KERNELS:
+                del _TABLE[next(iter(_TABLE))]
+        else:
             stats.reused += 1
-            return found
-        found = Compiled(kernel, text)
-        if len(_TABLE) >= MAX_KERNELS:
-            _TABLE.clear()
-        _TABLE[text] = found
+        _TABLE[text] = found  # the last of those asked for; the first goes when there are too many
     return found
 
 

@@ -1,7 +1,7 @@
 """Chains of eager ops, end to end: `python -m tests.perf.chains [--quick] [--json] [--only NAME,NAME] [--dtype bfloat16]`.
 
 Each candidate runs the same Python function on the same values and ends with its result computed. Candidates take turns (A B C A B C
-...), ratios are taken within a round, medians and quartiles over rounds. Baselines: PyTorch eager as it comes, PyTorch eager with glibc's
+...) of one call, or of a few where calls are short; ratios are taken within a round, medians and quartiles over rounds. Baselines: PyTorch eager as it comes, PyTorch eager with glibc's
 malloc told to keep memory (the honest one: large temporaries stop costing page faults), and Inductor under the same malloc.
 The malloc setting is for the whole process, so the first baseline has a process of its own. Geometric means are over the cases of a
 size; `bandwidth` is what the neuron run moves at least (inputs once, result once) as a share of a copy's rate in the same run.
@@ -27,6 +27,12 @@ import torch.nn.functional as F
 
 SIZES = (10_000, 100_000, 1_000_000, 16_000_000)
 ROW = 1000
+SMALL = 1_000_000
+TURN = 9
+"""Calls of a turn up to `SMALL` elements, of which the last two thirds count: Inductor's threads are not PyTorch's, and spin on for a
+while after its turn on the cores that the next one needs."""
+WARM = 4
+"""Rounds before the first that counts."""
 
 
 def affine(x: Any) -> Any:
@@ -185,11 +191,12 @@ def compare(
             compiled = torch.compile(case.f, dynamic=False)
             candidates["inductor"] = lambda f=compiled, x=own[1]: f(*x)
         got: dict[str, list[float]] = {k: [] for k in candidates}
-        for r in range(repeats + 3):
+        calls = TURN if n <= SMALL else 1
+        for r in range(repeats + WARM):
             for k, c in candidates.items():
-                t = seconds(c)
-                if r >= 3:
-                    got[k].append(t)
+                times = [seconds(c) for _ in range(calls)]
+                if r >= WARM:
+                    got[k].append(statistics.median(times[calls // 3 :]))
         row: dict[str, Any] = {k: statistics.median(v) * 1e6 for k, v in got.items()}
         result = case.f(*host)
         moved = sum(x.numel() * x.element_size() for x in [*host, result])
@@ -208,8 +215,21 @@ def geomean(values: list[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values)) if values else float("nan")
 
 
+def break_even(ratios: dict[int, float]) -> str:
+    """The size from which on a candidate's time / neuron's stays above 1, between two sizes by a line in logarithms."""
+    sizes = sorted(ratios)
+    losing = [n for n in sizes if ratios[n] < 1]
+    if not losing:
+        return f"below {sizes[0]:,}"
+    if losing[-1] == sizes[-1]:
+        return f"beyond {sizes[-1]:,}"
+    a, b = losing[-1], sizes[sizes.index(losing[-1]) + 1]
+    part = -math.log(ratios[a]) / (math.log(ratios[b]) - math.log(ratios[a]))
+    return f"{float(f'{a * (b / a) ** part:.2g}'):,.0f}"
+
+
 def main() -> None:
-    """Print one table for each size."""
+    """Print one table for each size, and the sizes from which neuron wins."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="fewer repeats, no 16M")
@@ -242,6 +262,10 @@ def main() -> None:
     )
     for n in sizes:
         show(n, plain[str(n)], tables[str(n)])
+    print("\nElements from which neuron is faster than eager with a tuned malloc")
+    for name in names:
+        at = {n: tables[str(n)][name]["eager / neuron"][1] for n in sizes}
+        print(f"{name:<20}{break_even(at):>20}")
 
 
 def show(n: int, plain: dict[str, Any], table: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """Training steps of small models: `python -m tests.perf.models [--repeats N]`.
 
 Each model trains on the CPU with PyTorch eager (its malloc told to keep memory), and on `neuron` in adaptive mode, step by step in
-turns; then on `neuron` in eager and in adaptive mode. Medians; x = that candidate's time / adaptive's. `record` is the part of an adaptive step before its loss is read.
+turns; then on `neuron` in eager and in adaptive mode. Medians; x = that candidate's time / adaptive's. An adaptive step's time again by
+what takes it: `record` until its loss is read, then `library` for PyTorch's own kernels (matrix products mostly), `kernels` for fused ones.
 Simulated times are of TRN2 and have nothing to do with the wall time beside them.
 """
 
@@ -10,7 +11,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from adaptive_eager import neuron_eager
+from adaptive_eager.steps import JobsStep, KernelStep, LibraryStep
 from examples.train_gpt import GPT, Batches, Config, corpus, loss_of
 from tests.perf.chains import tune_malloc
 
@@ -99,6 +102,39 @@ def timed(step: Step) -> tuple[float, float]:
     return 1e3 * (recorded - start), 1e3 * (time.perf_counter() - start)
 
 
+@contextmanager
+def watched(spent: dict[str, float]) -> Iterator[None]:
+    """Add up the ms that library calls and kernel launches take inside."""
+    own = {kind: kind.run for kind in (KernelStep, JobsStep, LibraryStep)}
+
+    def timing(kind: Any, name: str) -> Any:
+        def run(self: Any, seg: Any) -> None:
+            start = time.perf_counter()
+            own[kind](self, seg)
+            spent[name] += 1e3 * (time.perf_counter() - start)
+
+        return run
+
+    try:
+        for kind in own:
+            kind.run = timing(kind, "library" if kind is LibraryStep else "kernels")  # type: ignore[method-assign]
+        yield
+    finally:
+        for kind, run in own.items():
+            kind.run = run  # type: ignore[method-assign]
+
+
+def profile(step: Step, steps: int) -> dict[str, float]:
+    """ms a step by what takes it, of steps on their own."""
+    spent = {"record": 0.0, "library": 0.0, "kernels": 0.0, "all": 0.0}
+    with neuron_eager(default_device=False), watched(spent):
+        for _ in range(steps):
+            recorded, total = timed(step)
+            spent["record"] += recorded
+            spent["all"] += total
+    return {k: v / steps for k, v in spent.items()}
+
+
 def main() -> None:
     """Print one row a model."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -107,8 +143,9 @@ def main() -> None:
     tuned = tune_malloc()
     print(f"{torch.get_num_threads()} threads; malloc tuned: {tuned}")
     print(
-        f"{'step of':<22}{'cpu ms':>9}{'adaptive':>10}{'record':>8}{'eager':>8}{'cpu x':>7}{'eager x':>9}"
+        f"{'step of':<22}{'cpu ms':>9}{'adaptive':>10}{'eager':>8}{'cpu x':>7}{'eager x':>9}"
         f"{'launches':>10}{'of eager':>9}{'TRN2 ms':>9}{'of eager':>9}"
+        f"{'record':>8}{'library':>9}{'kernels':>9}{'all':>7}"
     )
     for name, make in MODELS.items():
         kept: dict[str, Any] = {}
@@ -131,12 +168,13 @@ def main() -> None:
             ratio[rival] = statistics.median([a[1] / b[1] for a, b in pairs])
             if rival == "cpu":
                 total["adaptive"] = statistics.median([t for _, t in times["adaptive"]])
-                record = statistics.median([t for t, _ in times["adaptive"]])
+                spent = profile(steps["adaptive"], repeats)
         a, e = kept["adaptive"], kept["eager"]
         print(
-            f"{name:<22}{total['cpu']:>9.1f}{total['adaptive']:>10.1f}{record:>8.1f}{total['eager']:>8.1f}"
+            f"{name:<22}{total['cpu']:>9.1f}{total['adaptive']:>10.1f}{total['eager']:>8.1f}"
             f"{ratio['cpu']:>7.2f}{ratio['eager']:>9.2f}{a.stats.launches:>10}{e.stats.launches:>9}"
             f"{a.simulated.ns / 1e6:>9.2f}{e.simulated.ns / 1e6:>9.2f}"
+            f"{spent['record']:>8.1f}{spent['library']:>9.1f}{spent['kernels']:>9.1f}{spent['all']:>7.1f}"
         )
 
 

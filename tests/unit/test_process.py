@@ -150,3 +150,30 @@ def test_ctrl_c_inside_an_op_of_backward():
         print(n, x.grad.shape[0])
     """)
     assert out.split() == ["5", "3"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
+def test_an_idle_worker_ends_with_its_threads():
+    """After a run in eager mode the process has the threads it had before: more of them than cores slow all OpenMP code down."""
+    out = run("""
+        import os, time, torch
+        from adaptive_eager import neuron_eager
+
+        def count():
+            return len(os.listdir("/proc/self/task"))
+
+        x = (torch.randn(1000, 1000) / 40).to("neuron")
+        torch.mm(torch.ones(500, 500), torch.ones(500, 500))
+        (x * 2 + 1).sum().item()
+        before = count()
+        for _ in range(3):  # it starts again when there is work
+            with neuron_eager("eager"):
+                y = x
+                for _ in range(50):
+                    y = torch.relu(y * 1.01) @ x
+            until = time.monotonic() + 60
+            while count() > before and time.monotonic() < until:
+                time.sleep(0.01)
+            print(before - count(), y.sum().isfinite().item())
+    """)
+    assert out.split() == ["0", "True"] * 3

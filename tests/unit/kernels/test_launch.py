@@ -297,3 +297,18 @@ def test_rows_that_start_anywhere_stream_too(memory, cols, monkeypatch):
         not uneven._shifted
         and room[0][starts[0] + 1 :][: plain[0].size].tobytes() == plain[0].tobytes()
     )
+
+
+def test_the_kernel_asked_for_longest_ago_goes_first(monkeypatch):
+    """The table of kernels is bounded; what is in use stays."""
+    monkeypatch.setattr(launch, "_TABLE", {})
+    monkeypatch.setattr(launch, "MAX_KERNELS", 2)
+    a, b, c = (
+        kernel(lambda b, k=k: b.store(b.load(0, "f32") * k, 1), OPERANDS)
+        for k in (1.25, 2.25, 3.25)
+    )
+    first, second = compile_kernel(a), compile_kernel(b)
+    assert compile_kernel(a) is first
+    compile_kernel(c)
+    assert compile_kernel(a) is first
+    assert compile_kernel(b) is not second
