@@ -36,7 +36,7 @@ for chip in (TRN2, "TRN2-LNC1", "TRN3", less, slow):
     t = runs["adaptive"].retime(chip)
     moved = (t.hbm_read + t.hbm_written) / 1e6
     print(
-        f"  {t.spec.name:24}{t.ns / 1e3:10,.0f} µs{t.launches:5} launches{moved:10,.0f} MB of HBM"
+        f"  {t.spec.name:28}{t.ns / 1e3:10,.0f} µs{t.launches:5} launches{moved:10,.0f} MB of HBM"
     )
 
 print("\nWhere the time goes")
