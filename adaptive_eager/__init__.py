@@ -13,14 +13,17 @@ print(session.stats)
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
-import torch as _torch  # noqa: F401 - first of all: torch loads this package's entry point while it is imported itself
-
-from adaptive_eager.autoload import autoload as _autoload
+# pytest loads `testing.plugin` in every run of an environment: that must not import torch. Whoever does gets the device by the entry point.
+_BY_PYTEST = "_pytest.config" in sys.modules and "torch" not in sys.modules
+if not _BY_PYTEST:
+    import torch as _torch  # noqa: F401 - first of all: torch loads this package's entry point while it is imported itself
 
 if TYPE_CHECKING:
     from adaptive_eager.device_sim.spec import TRN2, TRN3, ChipSpec
+    from adaptive_eager.policy import FallbackError, FallbackWarning
     from adaptive_eager.session import Session, neuron_eager
     from adaptive_eager.simulate import Simulated
     from adaptive_eager.stats import Stats
@@ -30,6 +33,8 @@ __all__ = [
     "TRN2",
     "TRN3",
     "ChipSpec",
+    "FallbackError",
+    "FallbackWarning",
     "Session",
     "Simulated",
     "Stats",
@@ -43,11 +48,16 @@ _HOMES = {
     "Simulated": "simulate",
     "Stats": "stats",
     "ChipSpec": "device_sim.spec",
+    "FallbackError": "policy",
+    "FallbackWarning": "policy",
     "TRN2": "device_sim.spec",
     "TRN3": "device_sim.spec",
 }
 
-_autoload()
+if not _BY_PYTEST:
+    from adaptive_eager.autoload import autoload as _autoload
+
+    _autoload()
 
 
 def __getattr__(name: str) -> Any:
@@ -55,4 +65,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    for first in ("torch", "adaptive_eager.autoload"):  # torch first: see above
+        importlib.import_module(first)
+    sys.modules["adaptive_eager.autoload"].autoload()
     return getattr(importlib.import_module(f"adaptive_eager.{home}"), name)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from adaptive_eager import policy
 from adaptive_eager.memory import Buffer, memory
 from adaptive_eager.meta import Meta, meta_of
 from adaptive_eager.record import TAPE, device_mismatch, upload
@@ -42,6 +43,8 @@ def immediate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Cut, run the op on host views now, and give its results buffers."""
     name = str(func)
     cause = "value-read" if name in READS_VALUE else "data-dependent"
+    if cause != "value-read":
+        policy.falls_back(name)
     hosts: dict[int, NeuronTensor] = {}
     buffers: dict[int, Buffer] = {}
 
@@ -119,55 +122,102 @@ def adopted(t: torch.Tensor) -> NeuronTensor:
     return wrap(buffer, m)
 
 
+FLAGS = torch._C.DispatchKeySet(torch._C.DispatchKey.Conjugate) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.Negative
+)
+
+
+def seeing_flags() -> Any:
+    """Inside dispatch torch hides the keys that resolve conj and neg flags: a CPU op that sets one on its way would read its bytes as
+    they are. A guard that shows them."""
+    hidden = torch._C._dispatch_tls_local_exclude_set()
+    return torch._C._ForceDispatchKeyGuard(
+        torch._C._dispatch_tls_local_include_set(), hidden - FLAGS
+    )
+
+
 def seeded(func: Any, args: Any, kwargs: Any, draw: tuple[int, int] | None) -> Any:
     """Call a CPU op; a random one with numbers of the device's own generator."""
-    if torch.Tag.nondeterministic_seeded not in func.tags:
-        return func(*args, **kwargs)
-    from adaptive_eager.random import GENERATOR
+    with seeing_flags():
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        from adaptive_eager.random import GENERATOR
 
-    return GENERATOR.call(func, args, kwargs, draw)
+        return GENERATOR.call(func, args, kwargs, draw)
 
 
 def out_variant(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """op(..., out=x): the functional result, resized into and copied to `out`, as PyTorch defines it.
 
-    The functional overload is looked up by its schema; without one the op runs at once on host views.
+    The functional overload is looked up by its schema. Without one, and where a result has another dtype than its `out`, which some ops
+    cast and some refuse, the CPU's own out= form runs at once.
     """
     names = [a.name for a in func._schema.arguments if a.is_out]
-    outs = [kwargs[n] for n in names if n in kwargs]
+    given = [kwargs[n] for n in names if n in kwargs]
+    outs = tree_leaves(given)
     rest = {k: v for k, v in kwargs.items() if k not in names}
     for t in outs:
         if type(t) is not NeuronTensor:
             device_mismatch(t)
     functional = functional_of(func)
-    if functional is None or len(outs) != len(names):
-        return immediate(func, args, kwargs)
-    if not any(isinstance(a, torch.Tensor) for a in tree_leaves((args, rest))):
-        rest |= {"dtype": outs[0].dtype, "device": torch.device("cpu")}  # a factory: eye, linspace
-    results = functional(*args, **rest)
-    many = results if isinstance(results, (tuple, list)) else (results,)
-    for out, r in zip(outs, many, strict=True):
-        if not torch.can_cast(r.dtype, out.dtype):
-            raise RuntimeError(
-                f"result type {type_name(r.dtype)} can't be cast to the desired output type {type_name(out.dtype)}"
-            )
-        if out.shape != r.shape:
-            if out.numel():
-                _warn_resize(out, r)
-            reshape(out, _resized(out, r))
-        torch.ops.aten.copy_.default(out, r)
-    return outs[0] if len(outs) == 1 else tuple(outs)
+    if functional is not None and len(given) == len(names):
+        named = rest
+        if not any(isinstance(a, torch.Tensor) for a in tree_leaves((args, rest))):
+            named = rest | {"dtype": outs[0].dtype, "device": torch.device("cpu")}  # a factory: eye
+        try:
+            results = tree_leaves(functional(*args, **named))
+        except TypeError:  # no dtype among a factory's arguments
+            results = []
+        if [r.dtype for r in results] == [t.dtype for t in outs]:
+            for out, r in zip(outs, results, strict=True):
+                put(out, r)
+            return _returned(given)
+    return _out_now(func, args, kwargs, names)
 
 
-def type_name(dtype: torch.dtype) -> str:
-    """The C++ scalar type's name, as PyTorch's messages print it."""
-    return {
-        torch.float32: "Float",
-        torch.float64: "Double",
-        torch.int64: "Long",
-        torch.int32: "Int",
-        torch.bool: "Bool",
-    }.get(dtype, str(dtype).removeprefix("torch.").capitalize())
+def _returned(given: list[Any]) -> Any:
+    return given[0] if len(given) == 1 else tuple(given)
+
+
+def put(out: NeuronTensor, r: torch.Tensor, warn: bool = True) -> None:
+    """A result to where the caller wants it, resized as PyTorch does."""
+    if out.shape != r.shape:
+        if warn and out.numel():
+            _warn_resize(out, r)
+        reshape(out, _resized(out, r))
+    torch.ops.aten.copy_.default(out, r)
+
+
+def _out_now(func: Any, args: Any, kwargs: dict[str, Any], names: list[str]) -> Any:
+    """The CPU's out= form, on host views and on fresh tensors like the given ones, copied to those."""
+    given = [kwargs[n] for n in names if n in kwargs]
+    policy.falls_back(str(func))
+    TAPE.synchronize("data-dependent")
+
+    def to_host(a: Any) -> Any:
+        if type(a) is NeuronTensor:
+            TAPE.value(a._buf, "data-dependent")
+            return memory().host(a._buf, a._meta)
+        if isinstance(a, torch.device):
+            return torch.device("cpu")
+        return a
+
+    def fresh(a: Any) -> Any:
+        m = a._meta
+        return torch.empty_strided(m.shape, m.stride, dtype=m.dtype, device="cpu")
+
+    rest = {k: v for k, v in kwargs.items() if k not in names}
+    hosts = {n: tree_map(fresh, kwargs[n]) for n in names if n in kwargs}
+    seeded(func, tree_map(to_host, args), tree_map(to_host, rest) | hosts, None)
+    COUNTERS.fallback(str(func))
+    tensors = [a for a in tree_leaves((args, rest)) if type(a) is NeuronTensor]
+    down = sum(a._meta.numel * a._meta.itemsize for a in tensors)
+    results = tree_leaves(list(hosts.values()))
+    up = sum(r.numel() * r.element_size() for r in results)
+    SIMULATOR.copied("fallback", str(func), user_site, TAPE.limits.spec, up, down)
+    for out, r in zip(tree_leaves(given), results, strict=True):
+        put(out, upload(r), warn=False)  # the CPU did
+    return _returned(given)
 
 
 def _warn_resize(out: torch.Tensor, r: torch.Tensor) -> None:

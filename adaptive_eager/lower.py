@@ -68,6 +68,8 @@ class Call:
         self.tensors: list[Any] = []
         self.scalars: list[float] = []
         f = id(func)
+        if f not in SEEN:
+            seen(func)
         self.literal = f not in RUNTIME_INTS
         encode = self.encode if f not in LITERAL_NUMBERS else self.encode_literal
         parts = [f, *map(encode, args)]
@@ -75,7 +77,7 @@ class Call:
             for k, v in kwargs.items():
                 if v is not None:
                     parts += (k, encode(v))
-        if f in SEEDED or f not in SEEN and seen(func):
+        if f in SEEDED:
             from adaptive_eager.random import GENERATOR
 
             self.scalars.extend(GENERATOR.draw())
@@ -122,19 +124,21 @@ LIBRARY: dict[int, Any] = {}
 """Ops run by a library kernel that torch ships, by id: its out= overload, or None where the result's memory is adopted."""
 SEEDED: set[int] = set()
 """ids of ops that draw random numbers."""
+TRIED: set[int] = set()
+"""ids of library ops whose meta kernels accept what their CPU kernels refuse."""
 SEEN: set[int] = set()
 KEEP: list[Any] = []
 """Overloads whose ids stand in the tables above."""
 
 
-def seen(func: Any) -> bool:
-    """Note an op's first call; whether it draws random numbers."""
+def seen(func: Any) -> None:
+    """Note an op's first call. One that draws on the CPU has its numbers in its key: each is tried before it is recorded."""
     KEEP.append(func)
     SEEN.add(id(func))
     if torch.Tag.nondeterministic_seeded in func.tags:
         SEEDED.add(id(func))
-        return True
-    return False
+        if id(func) not in NATIVE:
+            LITERAL_NUMBERS.add(id(func))
 
 
 def bring(func: Any, a: torch.Tensor) -> Any:
@@ -249,7 +253,8 @@ def make_recipe(call: Call) -> Recipe | None:
         or library
         or not any(m.numel for m in (*r.outs, *[r.ins[k] for k in r.writes]))
     )
-    if not r.native and f not in SEEDED and not _trial(r, call.scalars):
+    unsure = not r.native or (library and r.body is None and (f in SEEDED or f in TRIED))
+    if unsure and not _trial(r, call.scalars):
         return None
     r.can_fail = (r.body is not None and r.body.guard is not None) or (
         r.body is None and (not library or any(not m.dtype.is_floating_point for m in r.ins))
@@ -287,7 +292,7 @@ def _dtypes_agree(r: Recipe, out: Meta) -> bool:
             for m, d in zip(r.ins, dims, strict=True)
         ]
         numbers = [t(1) for t in r.scalar_types]
-        dtype = _AGREED[key] = _call_on_cpu(r, tensors, numbers).dtype
+        dtype = _AGREED[key] = _call_on_cpu(r, tensors, numbers, any_shape=True).dtype
     return dtype == out.dtype
 
 
@@ -303,13 +308,21 @@ def _no_overlap(r: Recipe) -> None:
             )
 
 
-def _call_on_cpu(r: Recipe, tensors: list[torch.Tensor], scalars: list[float]) -> Any:
-    """The recipe's op on CPU tensors in place of its own."""
+def _call_on_cpu(
+    r: Recipe, tensors: list[torch.Tensor], scalars: list[float], any_shape: bool = False
+) -> Any:
+    """The recipe's op on CPU tensors in place of its own; `any_shape` where they have other shapes. Draws leave the CPU's generator alone."""
     named = {
         k: torch.device("cpu") if k == "device" else fill(v, tensors, scalars)
         for k, v in r.kwargs.items()
+        if not (any_shape and k == "memory_format")
     }
-    return r.func(*fill(list(r.args), tensors, scalars), **named)
+    args = fill(list(r.args), tensors, scalars)
+    if id(r.func) not in SEEDED:
+        return r.func(*args, **named)
+    from adaptive_eager.random import GENERATOR
+
+    return GENERATOR.call(r.func, args, named, (0, 0))
 
 
 def _raise_as_cpu(r: Recipe, scalars: list[float], one_element: bool = False) -> None:
@@ -318,7 +331,7 @@ def _raise_as_cpu(r: Recipe, scalars: list[float], one_element: bool = False) ->
     zeros = [
         torch.zeros(n, dtype=m.dtype, device="cpu") for n, m in zip(shapes, r.ins, strict=True)
     ]
-    _call_on_cpu(r, zeros, scalars)
+    _call_on_cpu(r, zeros, scalars, any_shape=one_element)
 
 
 def _filled(m: Meta, values: Any) -> torch.Tensor:

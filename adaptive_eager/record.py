@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from adaptive_eager import lower
+from adaptive_eager import lower, policy
 from adaptive_eager.memory import Buffer, default_spec, memory
 from adaptive_eager.meta import Meta, meta, row_major
 from adaptive_eager.random import GENERATOR
@@ -244,6 +244,8 @@ class Tape:
             if len(self.recipes) > MAX_RECIPES:
                 self.forget()
             self.recipes[call.key] = recipe
+        if not recipe.native:
+            policy.falls_back(f"aten.{recipe.name}")
         return self.append(recipe, call)
 
     def append(self, recipe: Recipe, call: lower.Call) -> Any:

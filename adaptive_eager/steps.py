@@ -303,7 +303,7 @@ class LibraryStep(Step):
         args = [tensors[a.i] if type(a) is T else fill(a, tensors, scalars) for a in self.args]
         kwargs = {k: fill(v, tensors, scalars) for k, v in self.kwargs.items()}
         if self.out_of is not None:
-            self.out_of(*args, **kwargs, out=tensors[-1])
+            self.out_of(*args, **kwargs, out=tensors[-1])  # operands and result have no flags
         else:
             result = seeded(self.func, args, kwargs, draw)
             for k, value in enumerate(self._new(result)):

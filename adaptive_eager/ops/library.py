@@ -116,6 +116,10 @@ TENSORS_ONLY = frozenset(
 """Ops that the inlined path may look up: called with tensors alone they are nodes like pointwise ones."""
 
 
+UNCHECKED = ("index_add.default", "random_.from", "random_.to", "random_.default")
+"""Ops whose meta kernels accept calls that their CPU kernels refuse."""
+
+
 def register() -> None:
     """Enter the table."""
     for name, out in TABLE.items():
@@ -131,6 +135,8 @@ def register() -> None:
         lower.LIBRARY[id(op)] = target
         if name in TENSORS_ONLY:
             FAST.add(id(op))
+        if name in UNCHECKED:
+            lower.TRIED.add(id(op))
 
 
 register()

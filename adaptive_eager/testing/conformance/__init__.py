@@ -1,0 +1,1 @@
+"""Tests of any PyTorch device: `pytest --pyargs adaptive_eager.testing.conformance --device=DEVICE`."""
