@@ -22,8 +22,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from adaptive_eager.testing.ledger import Entry, Ledger
     from adaptive_eager.testing.grammar import Program, programs
+    from adaptive_eager.testing.ledger import Entry, Ledger
     from adaptive_eager.testing.same import assert_same_program, modes, same_bits
     from adaptive_eager.testing.strategies import TensorMeta, metas, tensors
 

@@ -157,8 +157,8 @@ def _child(todo: Sequence[int], options: argparse.Namespace) -> None:
     one_by_one = ((k, [ops[k]]) for k in todo)
     for k, op in one_by_one:
         for found in entries(op, options.checks.split(","), given, device, options.samples):
-            print(json.dumps({"op": k, "entries": [asdict(e) for e in found]}), flush=True)
-    sys.stdout.flush()
+            sys.stdout.write(json.dumps({"op": k, "entries": [asdict(e) for e in found]}) + "\n")
+            sys.stdout.flush()
     os._exit(0)
 
 
@@ -168,9 +168,9 @@ def _shard(todo: list[int], argv: Sequence[str], names: Sequence[str], show: Any
     while todo:
         command = [sys.executable, "-m", "adaptive_eager.testing.opinfo", *argv]
         command += ["--child", json.dumps(todo)]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as p:  # noqa: S603 - this module again
+        # This module again; its errors go to the bin, the ledger has what matters.
+        pipe, waste = subprocess.PIPE, subprocess.DEVNULL
+        with subprocess.Popen(command, text=True, stdout=pipe, stderr=waste) as p:  # noqa: S603
             assert p.stdout is not None
             done = []
             for line in p.stdout:
@@ -205,15 +205,11 @@ def sweep(argv: Sequence[str], options: argparse.Namespace) -> Ledger:
         nonlocal count
         count += n
         if sys.stderr.isatty() or count % 50 == 0:
-            print(
-                f"\r{count}/{len(todo)} ops, {time.monotonic() - begin:.0f} s",
-                end="",
-                file=sys.stderr,
-            )
+            sys.stderr.write(f"\r{count}/{len(todo)} ops, {time.monotonic() - begin:.0f} s")
 
     with ThreadPoolExecutor(options.jobs) as pool:
         found = list(pool.map(lambda s: _shard(s, argv, names, show), shards))
-    print(file=sys.stderr)
+    sys.stderr.write("\n")
     return Ledger(options.device, [e for part in found for e in part])
 
 

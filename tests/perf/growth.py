@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from adaptive_eager.kernels.launch import stats
 from torch import nn
 
 from adaptive_eager import neuron_eager
-from adaptive_eager.kernels.launch import stats
 
 
 def lengths() -> None:

@@ -44,10 +44,9 @@ def test_warning_once_an_op(choose, case):
     f, name = CASES[case]
     choose("warn")
     x = torch.ones(3, device="neuron")
+    inputs = x, x * 2, torch.ones(4, device="neuron")
     with pytest.warns(FallbackWarning, match=name) as seen:
-        f(x)
-        f(x * 2)
-        f(torch.ones(4, device="neuron"))
+        [f(t) for t in inputs]
     assert len(seen) == 1
 
 
