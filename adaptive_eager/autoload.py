@@ -47,12 +47,23 @@ def autoload() -> None:
     for name in FACTORIES:
         _LIBRARY.impl(name, _late(name), "PrivateUse1")
     _LIBRARY.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")
+    for name in ("out", "out_tol_tensor", "atol_rtol_float_out", "atol_rtol_tensor_out"):
+        _LIBRARY.impl(f"linalg_matrix_rank.{name}", _rank_out(name), "AutogradPrivateUse1")
 
 
 def _attention(*args: Any, **kwargs: Any) -> Any:
     from adaptive_eager.attention import attention
 
     return attention(*args, **kwargs)
+
+
+def _rank_out(overload: str) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        from adaptive_eager.patches import rank_out
+
+        return rank_out(overload, *args, **kwargs)
+
+    return kernel
 
 
 def _late(name: str) -> Callable[..., Any]:

@@ -55,17 +55,19 @@ def classify(func: Any) -> Handler:
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE)
     if composite and id(func) not in lower.NATIVE and id(func) not in lower.LIBRARY:
         return decompose
+    schema = func._schema
+    if any(a.is_out for a in schema.arguments):
+        return out_node
     tags = func.tags
     if torch.Tag.inplace_view in tags:
         return views.inplace_view
     if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
         return fallback.immediate
-    schema = func._schema
     if any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns):
         return views.view
     if any("Tensor" not in str(r.type) for r in schema.returns):
         return fallback.immediate
-    return out_node if any(a.is_out for a in schema.arguments) else node
+    return node
 
 
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd

@@ -171,11 +171,13 @@ def out_variant(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         if [r.dtype for r in results] == [t.dtype for t in outs]:
             for out, r in zip(outs, results, strict=True):
                 put(out, r)
-            return _returned(given)
+            return _returned(func, given)
     return _out_now(func, args, kwargs, names)
 
 
-def _returned(given: list[Any]) -> Any:
+def _returned(func: Any, given: list[Any]) -> Any:
+    if not func._schema.returns:  # split_with_sizes_copy
+        return None
     return given[0] if len(given) == 1 else tuple(given)
 
 
@@ -217,7 +219,7 @@ def _out_now(func: Any, args: Any, kwargs: dict[str, Any], names: list[str]) -> 
     SIMULATOR.copied("fallback", str(func), user_site, TAPE.limits.spec, up, down)
     for out, r in zip(tree_leaves(given), results, strict=True):
         put(out, upload(r), warn=False)  # the CPU did
-    return _returned(given)
+    return _returned(func, given)
 
 
 def _warn_resize(out: torch.Tensor, r: torch.Tensor) -> None:

@@ -403,7 +403,37 @@ def _statistics_dtype(r: Recipe, outs: list[Meta]) -> list[Meta]:
     return [outs[0], *[meta(m.shape, m.stride, dtype) for m in outs[1:]]]
 
 
+ONEDNN = frozenset({torch.float32, torch.bfloat16})
+"""What the CPU's convolutions leave to oneDNN: the others have no channels_last in three dims."""
+
+
+def _channels_last(r: Recipe, outs: list[Meta]) -> list[Meta]:
+    """The CPU's convolutions keep channels_last of their input or weight; the meta kernel says row-major."""
+    (out,) = outs
+    if len(out.shape) == 5 and out.dtype not in ONEDNN:
+        return outs
+    for m in r.ins[:2]:
+        if len(m.shape) == len(out.shape):
+            kept = torch._prims_common.suggest_memory_format(on_meta_device(m))
+            if kept is not torch.contiguous_format:
+                return [_formatted(out, kept)]
+    return outs
+
+
+def _row_major_backward(r: Recipe, outs: list[Meta]) -> list[Meta]:
+    """The gradients of three dims outside oneDNN are row-major; the meta kernel keeps channels_last."""
+    if r.ins[0].dtype in ONEDNN:
+        return outs
+    return [_formatted(m, torch.contiguous_format) if len(m.shape) == 5 else m for m in outs]
+
+
+def _formatted(m: Meta, kept: torch.memory_format) -> Meta:
+    return meta_of(torch.empty(m.shape, dtype=m.dtype, device="meta", memory_format=kept))
+
+
 META_FIXES: dict[str, Callable[[Recipe, list[Meta]], list[Meta]]] = {
+    "aten.convolution.default": _channels_last,
+    "aten.convolution_backward.default": _row_major_backward,
     "aten.native_batch_norm.default": _no_saved_statistics,
     "aten._native_batch_norm_legit.default": _no_saved_statistics,
     "aten.native_layer_norm.default": _statistics_dtype,

@@ -110,7 +110,7 @@ class DeviceMemory:
         if owner is None:
             block = buffer.block
             assert block is not None
-            owner = torch._C._construct_storage_from_data_pointer(block.address, _CPU, block.size)
+            owner = torch._C._construct_storage_from_data_pointer(block.address, _CPU, buffer.nbytes)
             buffer.owner = owner  # type: ignore[assignment]
         return torch.empty(0, dtype=m.dtype, device="cpu").set_(owner, m.offset, m.shape, m.stride)
 
@@ -121,7 +121,7 @@ class DeviceMemory:
         """
         block = buffer.block
         assert block is not None
-        key = (block.address, block.size, id(m))
+        key = (block.address, buffer.nbytes, id(m))
         found = self._views.get(key)
         if found is None:
             found = self.host(buffer, m)

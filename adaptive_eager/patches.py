@@ -4,6 +4,10 @@ says when it is no longer needed (tests/upstream).
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from adaptive_eager.tensor import NeuronTensor
 
 
@@ -22,3 +26,21 @@ def _foreach() -> None:
         known = getattr(module, "_foreach_supported_types", None)
         if isinstance(known, list) and NeuronTensor not in known:
             known.append(NeuronTensor)
+
+
+def rank_out(overload: str, *args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """`torch.linalg.matrix_rank(..., out=)`. For subclasses the C++ composite rebinds its reference instead of writing to `out`.
+
+    Raises:
+        RuntimeError: PyTorch's own, also for an `out` that can't hold an int64.
+    """
+    from adaptive_eager.fallback import put
+
+    functional = overload.removesuffix("_out").removeprefix("out_")
+    f = getattr(
+        torch.ops.aten.linalg_matrix_rank, "default" if functional == "out" else functional
+    )
+    one = torch.zeros(1, 1, device="cpu")
+    torch.linalg.matrix_rank(one, out=torch.empty((), dtype=out.dtype, device="cpu"))
+    put(out, f(*args, **kwargs))  # type: ignore[arg-type]
+    return out

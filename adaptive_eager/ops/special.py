@@ -122,6 +122,15 @@ HANDLERS["aten.new_ones.default"] = _filled(1)
 HANDLERS["aten.new_full.default"] = _filled(None)
 
 
+@handles("aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes.default")
+def unsafe_split(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Views as split makes them; autograd does not know them as such."""
+    safe = {"unsafe_split": aten.split.Tensor}.get(
+        func.overloadpacket.__name__, aten.split_with_sizes.default
+    )
+    return views.view(safe, args, kwargs)
+
+
 @handles("aten.lift_fresh.default", "aten.lift.default")
 def lift(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Nothing to lift."""

@@ -343,7 +343,7 @@ def gradcheck(t: Trial) -> None:
         for k, x in zip(index, xs, strict=True):
             mine[k] = x
         x, args, kwargs = tree_unflatten(mine, spec)
-        r = t.op.gradcheck_wrapper(t.op, x, *args, **kwargs)
+        r = t.op.gradcheck_wrapper(t.op.get_op(), x, *args, **kwargs)
         r = t.sample.output_process_fn_grad(r)
         return tuple(x for x in tree_flatten(r)[0] if _differentiable(x))
 
