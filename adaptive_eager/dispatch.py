@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from adaptive_eager import backward, fallback, lower, operators, patches, views
+from adaptive_eager import autocast, backward, fallback, lower, operators, patches, views
 from adaptive_eager.attention import attention
 from adaptive_eager.ops import foreach
 from adaptive_eager.ops.special import HANDLERS
@@ -116,5 +116,6 @@ def elsewhere(kwargs: dict[str, Any]) -> bool:
 
 backward.install()
 patches.install()
+autocast.install()
 operators.install()
 connect(TAPE, slow)

@@ -14,6 +14,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from adaptive_eager import policy
+from adaptive_eager.layouts import HostTensor, hold, is_other
 from adaptive_eager.memory import Buffer, memory
 from adaptive_eager.meta import Meta, meta_of
 from adaptive_eager.record import TAPE, device_mismatch, upload
@@ -45,10 +46,13 @@ def immediate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     cause = "value-read" if name in READS_VALUE else "data-dependent"
     if cause != "value-read":
         policy.falls_back(name)
-    hosts: dict[int, NeuronTensor] = {}
+    hosts: dict[int, NeuronTensor | HostTensor] = {}
     buffers: dict[int, Buffer] = {}
 
     def to_host(a: Any) -> Any:
+        if type(a) is HostTensor:
+            hosts[id(a._host)] = a
+            return a._host
         if type(a) is NeuronTensor:
             TAPE.value(a._buf, cause)
             h = memory().host(a._buf, a._meta)
@@ -74,11 +78,13 @@ def immediate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     TAPE.synchronize(cause)
     host_args, host_kwargs = tree_map(to_host, args), tree_map(to_host, kwargs)
     result = seeded(func, host_args, host_kwargs, None)
-    down = sum(a._meta.numel * a._meta.itemsize for a in hosts.values())
+    down = sum(a._meta.numel * a._meta.itemsize for a in hosts.values() if type(a) is NeuronTensor)
     if cause != "value-read":
         COUNTERS.fallback(name)
         fresh = [
-            r for r in tree_leaves(result) if isinstance(r, torch.Tensor) and id(r) not in hosts
+            r
+            for r in tree_leaves(result)
+            if isinstance(r, torch.Tensor) and id(r) not in hosts and not is_other(r)
         ]
         up = 0 if stays else sum(r.numel() * r.element_size() for r in fresh)
         SIMULATOR.copied("fallback", name, user_site, TAPE.limits.spec, up, down)
@@ -93,6 +99,8 @@ def immediate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return hosts[id(r)]
         if stays:
             return r.clone() if in_arena(r) else r
+        if is_other(r):
+            return hold(r)
         r = resolved(r)
         if in_arena(r):
             return upload(r)
@@ -103,7 +111,7 @@ def immediate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def in_arena(t: torch.Tensor) -> bool:
     """Whether a CPU tensor lies in HBM."""
-    return memory().owns(t)
+    return not is_other(t) and memory().owns(t)
 
 
 def resolved(t: torch.Tensor) -> torch.Tensor:

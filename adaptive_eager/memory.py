@@ -110,7 +110,9 @@ class DeviceMemory:
         if owner is None:
             block = buffer.block
             assert block is not None
-            owner = torch._C._construct_storage_from_data_pointer(block.address, _CPU, buffer.nbytes)
+            owner = torch._C._construct_storage_from_data_pointer(
+                block.address, _CPU, buffer.nbytes
+            )
             buffer.owner = owner  # type: ignore[assignment]
         return torch.empty(0, dtype=m.dtype, device="cpu").set_(owner, m.offset, m.shape, m.stride)
 

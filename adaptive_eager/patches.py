@@ -4,6 +4,7 @@ says when it is no longer needed (tests/upstream).
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -14,6 +15,23 @@ from adaptive_eager.tensor import NeuronTensor
 def install() -> None:
     """Apply all. Idempotent."""
     _foreach()
+    _autocast_cache()
+
+
+def _autocast_cache() -> None:
+    """The outermost autocast clears its cache on leaving, through a function of the module `torch`; ours has no other way to know."""
+    from adaptive_eager.autocast import CACHE
+
+    theirs = torch.clear_autocast_cache
+    if hasattr(theirs, "__wrapped__"):
+        return
+
+    @functools.wraps(theirs)
+    def clear_autocast_cache() -> None:
+        CACHE.clear()
+        theirs()
+
+    torch.clear_autocast_cache = clear_autocast_cache
 
 
 def _foreach() -> None:
@@ -37,9 +55,7 @@ def rank_out(overload: str, *args: Any, out: torch.Tensor, **kwargs: Any) -> tor
     from adaptive_eager.fallback import put
 
     functional = overload.removesuffix("_out").removeprefix("out_")
-    f = getattr(
-        torch.ops.aten.linalg_matrix_rank, "default" if functional == "out" else functional
-    )
+    f = getattr(torch.ops.aten.linalg_matrix_rank, "default" if functional == "out" else functional)
     one = torch.zeros(1, 1, device="cpu")
     torch.linalg.matrix_rank(one, out=torch.empty((), dtype=out.dtype, device="cpu"))
     put(out, f(*args, **kwargs))  # type: ignore[arg-type]

@@ -54,6 +54,10 @@ class NeuronTensor(torch.Tensor):
                 t = again(f, args)
                 if t is not None:
                     return t
+            if len(types) != 1 and any(not issubclass(t, NeuronTensor) for t in types):
+                return (
+                    NotImplemented  # theirs: a HostTensor's, or a wrapper's around neuron tensors
+                )
             return slow(func, args, kwargs or {})
         except BaseException:
             repair()

@@ -230,8 +230,11 @@ TABLE: tuple[Pointwise, ...] = (
 )
 # fmt: on
 
+HALF = (torch.bfloat16, torch.float16)
 _WRITE_ONLY = frozenset({"copy_", "fill_", "zero_", "copy", "fill"})
 """Ops that do not read what they write over."""
+_ROUNDS_NUMBERS = frozenset("add add_ sub sub_ rsub eq ne lt le gt ge".split())
+"""Ops that round a number beside a half-precision tensor to its dtype first, as PyTorch does; mul and div take it as float32."""
 _IGNORED_KEYWORDS = frozenset(
     {"memory_format", "dtype", "layout", "device", "pin_memory", "non_blocking", "generator"}
 )
@@ -300,6 +303,7 @@ def lower_pointwise(
         if k not in row.skip and isinstance(a, (S, int, float, bool))
     ]
     base = name.split(".")[0]
+    rounded = ""
     if row.promote == "none":
         source = metas[positional[-1].i].dtype if base.startswith("copy") else metas[0].dtype
         cd = value_dtype(source)
@@ -307,14 +311,16 @@ def lower_pointwise(
         cd = value_dtype(target.dtype)
     else:
         participants = [*tensors, *numbers]
-        compute, _ = elementwise_dtypes(*participants, type_promotion_kind=_KINDS[row.promote])
+        compute, common = elementwise_dtypes(*participants, type_promotion_kind=_KINDS[row.promote])
         if row.promote == "compare":
-            compute = (
+            compute = common = (
                 torch.result_type(participants[0], participants[1])
                 if len(participants) == 2
                 else tensors[0].dtype
             )
         cd = value_dtype(compute)
+        if base in _ROUNDS_NUMBERS and common in HALF:
+            rounded = DTYPE_NAMES[common]
     if cd is None or any(DTYPE_NAMES.get(m.dtype) is None for m in r.ins):
         return None
     if (
@@ -352,9 +358,12 @@ def lower_pointwise(
         for k, a in enumerate(spec):
             if isinstance(a, T):
                 v = values[a.i]
+                if rounded and v is not None and v.dtype != rounded:
+                    v = v.to(rounded)
                 operands.append(v if v is None or k not in convert else v.to(cd))
             elif isinstance(a, S):
-                operands.append(scalars[a.i].to(cd))
+                v = scalars[a.i]
+                operands.append((v.to(rounded) if rounded and k not in row.skip else v).to(cd))
             elif isinstance(a, bool) or (isinstance(a, (int, float)) and not row.literal):
                 operands.append(b.const(a, cd))
             else:

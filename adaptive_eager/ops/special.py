@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from adaptive_eager import views
+from adaptive_eager import fallback, views
 from adaptive_eager.memory import Buffer
 from adaptive_eager.meta import meta_of, on_meta_device
 from adaptive_eager.record import download, empty, upload, write_now
@@ -129,6 +129,13 @@ def unsafe_split(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         func.overloadpacket.__name__, aten.split_with_sizes.default
     )
     return views.view(safe, args, kwargs)
+
+
+@handles("aten.addbmm_.default")
+def addbmm_(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The one in-place op that resizes what it is added to."""
+    fallback.put(args[0], aten.addbmm.default(*args, **kwargs), warn=False)
+    return args[0]
 
 
 @handles("aten.lift_fresh.default", "aten.lift.default")

@@ -123,8 +123,46 @@ INPLACE = (
     "{x}.detach()[0].copy_({x}.detach()[-1])",
 )
 """Writes, through the tensor or a view of it."""
+EXACT_UNARY = (
+    "{x} * 1.5",
+    "{x} + 0.25",
+    "0.3 - {x}",
+    "{x} / 3",
+    "-{x}",
+    "{x}.abs().sign() - 1",
+    "{x} * {x}",
+    "torch.relu({x})",
+    "torch.where({x} > 0, {x}, {x} * 0.1)",
+    "{x}.clamp(-1, 1)",
+    "({x} > 0.5).to({x}.dtype)",
+    "{x}.to(torch.bfloat16).to({x}.dtype)",
+    "{x}.to(torch.float16).to({x}.dtype)",
+    "{x}.to(torch.bfloat16).mul(1.7).add(0.3).to({x}.dtype)",
+    "({x} * 7).to(torch.int32).to({x}.dtype)",
+    "{x}.floor() + {x}.round()",
+    "{x}.clone()",
+    "{x}.flip(0)",
+    "torch.cat([{x}, {x} * 2])[: {x}.shape[0]]",
+    "{x} - {x}.amax(-1, keepdim=True)",
+    "{x} + {x}.argmax(-1, keepdim=True)",
+    "{x}.sort(-1)[0]",
+    "torch._foreach_mul([{x}, {x} + 1], 0.5)[1]",
+)
+EXACT_BINARY = (
+    "{x} + {y}",
+    "{x} * {y}",
+    "{x} - {y}",
+    "{x} / ({y}.abs() + 1)",
+    "torch.maximum({x}, {y})",
+    "torch.where({x} < {y}, {x}, {y})",
+    "torch.cat([{x}, {y}], 1)[:, : {x}.shape[1]]",
+)
+EXACT_INPLACE = tuple(r for r in INPLACE if "tanh" not in r and "mean" not in r)
+"""Ops whose results IEEE 754 and PyTorch's rule of rounding after each op leave no choice in: they have the CPU's bits. Not sqrt: PyTorch's
+own on x86 rounds one in five wrong."""
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 
-KINDS = ("unary",) * 5 + ("binary",) * 3 + ("view",) * 2 + ("inplace",) * 2 + (
+KINDS = ("unary",) * 5 + ("binary",) * 3 + ("view",) * 3 + ("inplace",) + ("write",) * 2 + (
     "drop",
     "read",
     "branch",
@@ -145,6 +183,9 @@ class Program:
     seed: int = 0
     random: bool = False
     """Whether it draws: then its values are not another device's."""
+    dtype: str = "float32"
+    exact: bool = False
+    """Whether its results are the CPU's bit for bit."""
 
     @property
     def source(self) -> str:
@@ -160,18 +201,20 @@ class Program:
 
             device = sys.argv[1] if len(sys.argv) > 1 else "cpu"
             g = torch.Generator().manual_seed({seed})
-            a = torch.randn({shape}, generator=g).to(device).requires_grad_()
-            b = torch.randn({shape}, generator=g).to(device).requires_grad_()
+            a = torch.randn({shape}, generator=g).to(torch.{dtype}).to(device).requires_grad_()
+            b = torch.randn({shape}, generator=g).to(torch.{dtype}).to(device).requires_grad_()
             torch.manual_seed(0)
             {source}
             for v in out:
                 print(v)
-            """).format(seed=self.seed, shape=self.shape, source=self.source)  # fmt: skip
+            """).format(seed=self.seed, shape=self.shape, dtype=self.dtype, source=self.source)  # fmt: skip
 
     def leaves(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Values of `a` and `b`, float32 on the CPU."""
+        """Values of `a` and `b` on the CPU."""
         g = torch.Generator().manual_seed(self.seed)
-        return torch.randn(self.shape, generator=g), torch.randn(self.shape, generator=g)
+        a, b = (torch.randn(self.shape, generator=g) for _ in range(2))
+        dtype = getattr(torch, self.dtype)
+        return a.to(dtype), b.to(dtype)
 
     def run(self, device: Any) -> list[Any]:
         """Its results on a device, tensors copied to the CPU.
@@ -186,32 +229,46 @@ class Program:
         return [v.detach().cpu() if isinstance(v, torch.Tensor) else v for v in scope["out"]]
 
 
-def _line(draw: Callable[..., Any], kind: str, new: str, x: str, y: str) -> list[str]:
-    """The statements of one line that makes a variable."""
+@dataclass(frozen=True)
+class _Rows:
+    unary: tuple[str, ...] = UNARY
+    binary: tuple[str, ...] = BINARY
+    view: tuple[str, ...] = VIEWS
+    inplace: tuple[str, ...] = INPLACE
+    random: tuple[str, ...] = RANDOM
+
+
+EXACT = _Rows(EXACT_UNARY, EXACT_BINARY, VIEWS, EXACT_INPLACE)
+
+
+def _line(draw: Callable[..., Any], rows: _Rows, kind: str, new: str, x: str, y: str) -> list[str]:
+    """The statements of one line that makes a variable, or writes to one."""
 
     def one(rows: tuple[str, ...], x: str = x) -> str:
         return str(draw(st.sampled_from(rows))).format(x=x, y=y)
 
     match kind:
         case "unary":
-            return [f"{new} = {one(UNARY)}"]
+            return [f"{new} = {one(rows.unary)}"]
         case "random":
-            return [f"{new} = {one(RANDOM)}"]
+            return [f"{new} = {one(rows.random)}"]
         case "binary":
-            return [f"{new} = {one(BINARY)} if {x}.shape == {y}.shape else {x} * {y}.mean()"]
+            return [f"{new} = {one(rows.binary)} if {x}.shape == {y}.shape else {x} * {y}[:1, :1]"]
         case "view":
-            return [f"{new} = {one(VIEWS)}"]
+            return [f"{new} = {one(rows.view)}"]
         case "mm":
             return [f"{new} = {x} @ {x}.t() * 0.1"]
         case "inplace":
-            return [f"{new} = {x}.contiguous() * 1", one(INPLACE, new)]
+            return [f"{new} = {x}.contiguous() * 1", one(rows.inplace, new)]
+        case "write":
+            return [one(rows.inplace)]
         case "autocast":
             return [
                 f"with torch.autocast({x}.device.type, dtype=torch.bfloat16):",
                 f"    {new} = ({x} @ {x}.t()).float()",
             ]
         case _:
-            return [f"{new} = {x} * 2 if {x}.abs().mean().item() > 0.5 else {x} - 1"]
+            return [f"{new} = {x} * 2 if {x}.detach().abs().amax().item() > 0.5 else {x} - 1"]
 
 
 @st.composite
@@ -221,26 +278,42 @@ def programs(
     backward: bool = True,
     random: bool = False,
     autocast: bool = False,
+    exact: bool = False,
     max_lines: int = 9,
 ) -> Program:
     """Programs of up to `max_lines` lines.
 
-    backward: end with gradients of all that is left. random: draw random numbers on the device. autocast: products under bfloat16
-    autocast. Both make results that are a device's own: compare modes with them, not devices.
+    backward: half of them end with gradients of all that is left; the others run without autograd and write to their leaves too.
+    random: draw random numbers on the device. autocast: products under bfloat16 autocast. Both make results that are a device's own:
+    compare modes with them, not devices. exact: only ops whose results are the CPU's bit for bit, in float32, bfloat16, float16 or
+    float64, without backward.
     """
+    rows = EXACT if exact else _Rows()
+    dtype = draw(st.sampled_from(DTYPES)) if exact else "float32"
+    backward = backward and not exact and draw(st.booleans())
     kinds = KINDS + ("random",) * (2 * random) + ("autocast",) * autocast
-    lines = ["out = []"]
+    if exact:
+        kinds = tuple(k for k in kinds if k != "mm")
+    lines = (
+        ["out = []"] if backward else ["out = []", "a, b = a.detach().clone(), b.detach().clone()"]
+    )
     names = ["a", "b"]
+    leaves = {"a", "b"} if backward else set()  # and views of them: autograd forbids writes
     for k in range(draw(st.integers(2, max_lines))):
         kind = draw(st.sampled_from(kinds))
         x, y = draw(st.sampled_from(names[-4:])), draw(st.sampled_from(names[-4:]))
         if kind == "drop" and len(names) > 3:
             lines.append(f"del {names.pop(draw(st.integers(2, len(names) - 1)))}")
         elif kind == "read":
-            lines.append(f"out.append({x}.sum().item())")
+            lines.append(f"out.append({x}.{'amax' if exact else 'sum'}().item())")
+        elif kind == "write" and x not in leaves:
+            lines += _line(draw, rows, kind, "", x, y)
         else:
-            lines += _line(draw, kind, f"v{k}", x, y)
+            kind = "inplace" if kind == "write" else kind
+            lines += _line(draw, rows, kind, f"v{k}", x, y)
             names.append(f"v{k}")
+            if kind == "view" and x in leaves:
+                leaves.add(f"v{k}")
     lines.append(f"out += [{', '.join(names)}]")
     if backward:
         left = f"[v for v in [{', '.join(names)}] if v.requires_grad and v.numel()]"
@@ -248,6 +321,5 @@ def programs(
         lines.append(
             "out += [g for g in torch.autograd.grad(loss, [a, b], allow_unused=True) if g is not None]"
         )
-    return Program(
-        tuple(lines), draw(st.sampled_from(SHAPES)), draw(st.integers(0, 5)), random or autocast
-    )
+    shape, seed = draw(st.sampled_from(SHAPES)), draw(st.integers(0, 5))
+    return Program(tuple(lines), shape, seed, random or autocast, dtype, exact)

@@ -69,7 +69,7 @@ def same_bits(x: Any, y: Any) -> bool:
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous().reshape(-1).view(torch.uint8)
+    return x.reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def _outcome(program: Program, device: Any) -> list[Any] | type:
@@ -113,7 +113,22 @@ def assert_same_program(
         _compare(program, f"{device}", first, f"{reference}", want, _close(program))
 
 
+def same_values(x: Any, y: Any) -> bool:
+    """As `same_bits`, where any NaN is as good as another, a zero has no sign and strides are free.
+
+    PyTorch's own maximum(0.0, -0.0) has another sign in a row's last elements than before them.
+    """
+    if isinstance(x, torch.Tensor):
+        if x.dtype != y.dtype or x.shape != y.shape or not torch.equal(x.isnan(), y.isnan()):
+            return False
+        plain = (_bytes(torch.where(v.isnan() | (v == 0), torch.zeros_like(v), v)) for v in (x, y))
+        return torch.equal(*plain)
+    return bool(x == y or (math.isnan(x) and math.isnan(y)))
+
+
 def _close(program: Program) -> Callable[[Any, Any], bool]:
+    if program.exact:
+        return same_values
     rough = any(word in program.source for word in ("bfloat16", "int32"))
     tolerance = ROUGH if rough else TOLERANCE
 

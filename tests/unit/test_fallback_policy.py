@@ -33,7 +33,9 @@ def test_error_names_op_and_line_and_loses_nothing(choose, case):
     y = x * 2
     choose("error")
     for _ in range(2):
-        with pytest.raises(FallbackError, match=f"{name}.*test_fallback_policy.py:.*ADAPTIVE_EAGER_FALLBACK"):
+        with pytest.raises(
+            FallbackError, match=f"{name}.*test_fallback_policy.py:.*ADAPTIVE_EAGER_FALLBACK"
+        ):
             f(y)
     assert y.tolist() == [2, 2, 2]
 

@@ -66,3 +66,24 @@ def test_list_forms_need_exact_types():
         assert not _default_to_fused_or_foreach([p], differentiable=False)[1]
     finally:
         _foreach_supported_types.insert(where, NeuronTensor)
+
+
+def test_matrix_rank_does_not_fill_out_for_subclasses():
+    """Its C++ takes a branch for tensor subclasses that rebinds its own reference; once not, `patches.rank_out` can go."""
+    x, tolerance = torch.ones(3, 3, device="neuron"), torch.tensor(0.1, device="neuron")
+    out = torch.full((), 7, dtype=torch.int64, device="neuron")
+    torch.ops.aten.linalg_matrix_rank.atol_rtol_tensor_out._op_dk(
+        torch._C.DispatchKey.CompositeImplicitAutograd, x, atol=tolerance, rtol=tolerance, out=out
+    )
+    assert out.item() == 7
+    torch.linalg.matrix_rank(x, out=out)
+    assert out.item() == 1
+
+
+def test_autocasts_cache_can_only_be_cleared_by_the_module_function():
+    """`patches._autocast_cache` wraps a function of the module torch, which autocast looks up there on leaving."""
+    import inspect
+
+    from torch.amp.autocast_mode import autocast
+
+    assert "torch.clear_autocast_cache()" in inspect.getsource(autocast.__exit__)
