@@ -1,5 +1,6 @@
 # Each target makes .venv in the project's root first, with the pinned versions of constraints.txt.
 PYTHON ?= python3
+SEED ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -8,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TREE := build/tree
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint smoke bench clean
+.PHONY: help demo test programs lint smoke bench clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,8 +26,12 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## train a small GPT in every mode and print one table
 	$(BIN)/python examples/demo.py
 
-test: lint ## ruff, mypy, import-linter, pytest
+test: lint ## ruff, mypy, import-linter, pytest, conformance
 	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --pyargs adaptive_eager.testing.conformance --device=neuron --programs=300
+
+programs: $(STAMP) ## over 20,000 generated programs in every mode, about an hour
+	$(BIN)/python -m pytest --pyargs adaptive_eager.testing.conformance.test_programs --device=neuron --programs=7000 --hypothesis-seed=$(SEED)
 
 lint: $(STAMP) ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

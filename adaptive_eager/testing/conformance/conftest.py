@@ -15,7 +15,7 @@ LEDGER = pytest.StashKey[Ledger]()
 
 
 def pytest_configure(config: Any) -> None:
-    """Generated programs: no deadline, since a kernel's first run may compile it; the same in every run."""
+    """Generated programs: no deadline, since a kernel's first run may compile it; the same in every run unless `--hypothesis-seed` says else."""
     if config.getoption("--device-import"):
         importlib.import_module(config.getoption("--device-import"))
     config.stash[LEDGER] = Ledger(config.getoption("--device"))
@@ -23,7 +23,7 @@ def pytest_configure(config: Any) -> None:
         "conformance",
         deadline=None,
         max_examples=config.getoption("--programs"),
-        derandomize=True,
+        derandomize=config.getoption("hypothesis_seed", None) is None,
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     hypothesis.settings.load_profile("conformance")

@@ -18,3 +18,9 @@ def test_programs_agree_with_the_cpu(device: torch.device, program: Program) -> 
 def test_programs_that_draw(device: torch.device, program: Program) -> None:
     """Draws depend on the program alone, not on the mode it runs in."""
     assert_same_program(program, device)
+
+
+@given(programs(exact=True))
+def test_exact_programs(device: torch.device, program: Program) -> None:
+    """Where arithmetic leaves no choice, float32, float64, bfloat16 and float16 results have the CPU's bits."""
+    assert_same_program(program, device)
