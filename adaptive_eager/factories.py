@@ -12,6 +12,7 @@ from adaptive_eager.ops import library as _library  # noqa: F401 - fills the op 
 from adaptive_eager.ops import pointwise as _pointwise  # noqa: F401
 from adaptive_eager.ops import random as _random  # noqa: F401
 from adaptive_eager.ops import reduce as _reduce  # noqa: F401
+from adaptive_eager.ops import rnn as _rnn  # noqa: F401
 from adaptive_eager.ops import search as _search  # noqa: F401
 from adaptive_eager.ops import special
 from adaptive_eager.record import download, empty, upload
